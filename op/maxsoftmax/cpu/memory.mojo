@@ -1,0 +1,102 @@
+"""Vectors in memory: widened as they are loaded, rounded as they are stored."""
+
+from std.math import iota
+from std.memory import bitcast
+from std.sys.intrinsics import masked_load, masked_store
+from std.utils.numerics import neg_inf
+
+from ..online import accumulator
+from ..rows import Source, Target
+
+
+@inline(.always)
+def load[
+    dtype: DType, //, width: SIMDLength
+](x: Source[dtype], count: Int) -> SIMD[accumulator[dtype](), width]:
+    """Loads `count` logits.
+
+    Parameters:
+        dtype: The logits' dtype.
+        width: Lanes of the result.
+
+    Args:
+        x: The first of them.
+        count: How many there are; `width` or more fill every lane.
+
+    Returns:
+        The logits, followed by -inf: the logit that adds nothing to a softmax.
+    """
+    comptime if dtype == DType.bfloat16:
+        # LLVM takes vectors of bfloat16 apart where the hardware has none, so they travel as the integers they are.
+        var bits = _load[width](
+            x.unsafe_bitcast[UInt16](),
+            count,
+            bitcast[DType.uint16](neg_inf[DType.bfloat16]()),
+        )
+        return bitcast[accumulator[dtype]()](bits.cast[DType.uint32]() << 16)
+    else:
+        return _load[width](x, count, neg_inf[dtype]()).cast[
+            accumulator[dtype]()
+        ]()
+
+
+@inline(.always)
+def store[
+    dtype: DType, width: SIMDLength, //
+](y: Target[dtype], values: SIMD[accumulator[dtype](), width], count: Int):
+    """Stores the first `count` of `values`, or all if `count` is at least their number.
+
+    Parameters:
+        dtype: The dtype to round to, to nearest and ties to even.
+        width: Lanes of `values`.
+
+    Args:
+        y: Where the first goes.
+        values: What to store.
+        count: How many to store.
+    """
+    comptime if dtype == DType.bfloat16:
+        _store(
+            y.unsafe_bitcast[UInt16](),
+            _bfloat16_bits(rebind[SIMD[DType.float32, width]](values)),
+            count,
+        )
+    else:
+        _store(y, values.cast[dtype](), count)
+
+
+@inline(.always)
+def _load[
+    dtype: DType, //, width: SIMDLength
+](x: Source[dtype], count: Int, filler: Scalar[dtype]) -> SIMD[dtype, width]:
+    if count >= Int(width):
+        return x.unsafe_load[width=width]()
+    return masked_load(x, _first[width](count), SIMD[dtype, width](filler))
+
+
+@inline(.always)
+def _store[
+    dtype: DType, width: SIMDLength, //
+](y: Target[dtype], values: SIMD[dtype, width], count: Int):
+    if count >= Int(width):
+        y.unsafe_store(values)
+    else:
+        masked_store(values, y, _first[width](count))
+
+
+@inline(.always)
+def _bfloat16_bits[
+    width: SIMDLength, //
+](x: SIMD[DType.float32, width]) -> SIMD[DType.uint16, width]:
+    """Returns the bits of `x` rounded to bfloat16, to nearest and ties to even; NaN becomes the quiet NaN.
+    """
+    var bits = bitcast[DType.uint32](x)
+    var rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    var nan = SIMD[DType.uint32, width](0x7FC0)
+    return x.eq(x).select(rounded, nan).cast[DType.uint16]()
+
+
+@inline(.always)
+def _first[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
+    """Returns a mask of the first `count` lanes."""
+    return iota[DType.int32, width]().lt(Int32(count))

@@ -1,0 +1,125 @@
+"""Rows along any axis but the last: the tree kernel, turned.
+
+Neighbouring threads take neighbouring rows, so that their accesses coalesce although each row's own elements are
+`inner` apart. A block is a matrix of threads: as many columns as rows it takes, up to a warp's 32, and the threads of a
+column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times.
+"""
+
+from std.bit import next_power_of_two
+from std.math import ceildiv
+from std.memory import unsafe_stack_allocation
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext
+
+from ..exponential import exp_nonpositive
+from ..online import MaxSum, Sum, accumulator
+from ..rows import Rows, Source, Target
+from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
+)
+def columns_kernel[
+    dtype: DType, block_size: Int
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    outer: Int64,
+    n: Int64,
+    inner: Int64,
+    columns: Int64,
+):
+    """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        block_size: Threads a block, a power of two.
+
+    Args:
+        y: Probabilities; may be the same memory as `x`.
+        x: Logits.
+        outer: First dimension.
+        n: Length of the rows.
+        inner: Last dimension, and the distance between neighbours in a row.
+        columns: Rows a block takes at a time, a power of two up to `block_size`.
+    """
+    comptime accum = accumulator[dtype]()
+    var scratch = unsafe_stack_allocation[
+        block_size, accum, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var start = thread // Int(columns)
+    var step = block_size // Int(columns)
+    var tiles = ceildiv(Int(inner), Int(columns))
+
+    for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
+        var column = tile % tiles * Int(columns) + thread % Int(columns)
+        # Threads beyond the last column only keep the others company at the barriers.
+        var end = Int(n) if column < Int(inner) else 0
+        var offset = tile // tiles * Int(n) * Int(inner) + column
+        var logits = x.unsafe_offset(offset)
+        var probabilities = y.unsafe_offset(offset)
+
+        var m = neg_inf[accum]()
+        for i in range(start, end, step):
+            m = max(m, logits[unsafe_offset=i * Int(inner)].cast[accum]())
+        m = tree_reduce[block_size, larger[accum]](
+            scratch, thread, m, Int(columns)
+        )
+
+        var d = Sum[accum, 1]()
+        for i in range(start, end, step):
+            d.add(
+                exp_nonpositive(
+                    logits[unsafe_offset=i * Int(inner)].cast[accum]() - m
+                )
+            )
+        var row_d = tree_reduce[block_size, plus[accum]](
+            scratch, thread, d.value, Int(columns)
+        )
+
+        var normalizer = MaxSum[accum, 1](m, row_d).normalizer()
+        for i in range(start, end, step):
+            probabilities[
+                unsafe_offset=i * Int(inner)
+            ] = normalizer.probability(
+                logits[unsafe_offset=i * Int(inner)].cast[accum]()
+            ).cast[
+                dtype
+            ]()
+
+
+def columns[
+    dtype: DType, block_size: Int
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Launches `columns_kernel`, a block for every 32 neighbouring rows.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        block_size: Threads a block, a power of two.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        rows: Rows along any axis.
+        ctx: The GPU and its stream.
+    """
+    var width = min(32, block_size, next_power_of_two(rows.inner))
+    ctx.enqueue_function[columns_kernel[dtype, block_size]](
+        y,
+        x,
+        Int64(rows.outer),
+        Int64(rows.n),
+        Int64(rows.inner),
+        Int64(width),
+        grid_dim=min(rows.outer * ceildiv(rows.inner, width), MAX_GRID),
+        block_dim=block_size,
+    )

@@ -1,0 +1,71 @@
+"""Reduction of one value a thread by a binary tree in shared memory."""
+
+from max.gpu.sync import barrier
+
+comptime MAX_GRID = 2**31 - 1
+"""Most blocks that a launch can have along its first dimension."""
+
+comptime Shared[dtype: DType] = Pointer[
+    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+]
+"""A block's scratch memory, one element a thread."""
+
+
+@inline(.always)
+def tree_reduce[
+    dtype: DType,
+    //,
+    block_size: Int,
+    combine: def(Scalar[dtype], Scalar[dtype]) thin -> Scalar[dtype],
+](
+    scratch: Shared[dtype],
+    thread: Int,
+    value: Scalar[dtype],
+    columns: Int = 1,
+) -> Scalar[dtype]:
+    """Combines the values of a block's threads and hands the result to each.
+
+    Seen as a matrix of `block_size // columns` × `columns` threads, every column is reduced on its own: the lower
+    half of the rows is folded onto the upper half until one row is left. Every thread of the block must call this.
+
+    Parameters:
+        dtype: Dtype of the values.
+        block_size: Threads a block, a power of two.
+        combine: The operation, commutative and associative up to rounding.
+
+    Args:
+        scratch: Memory for `block_size` elements; free again when this returns.
+        thread: This thread's index in the block.
+        value: This thread's value.
+        columns: A power of two up to `block_size`.
+
+    Returns:
+        The combined value of this thread's column.
+    """
+    scratch[unsafe_offset=thread] = value
+    barrier()
+    var half = block_size // 2
+    while half >= columns:
+        if thread < half:
+            scratch[unsafe_offset=thread] = combine(
+                scratch[unsafe_offset=thread],
+                scratch[unsafe_offset=thread + half],
+            )
+        barrier()
+        half //= 2
+    var result = scratch[unsafe_offset=thread % columns]
+    # Nobody may write the next value before everybody has read this one.
+    barrier()
+    return result
+
+
+@inline(.always)
+def larger[dtype: DType](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
+    """Returns the larger of two values; of a number and NaN, either."""
+    return max(a, b)
+
+
+@inline(.always)
+def plus[dtype: DType](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
+    """Returns the sum of two values."""
+    return a + b

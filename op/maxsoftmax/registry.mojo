@@ -1,0 +1,53 @@
+"""Every op that MAX can call: unpack, choose, launch."""
+
+import extensibility as compiler
+from extensibility import InputTensor, OutputTensor
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+
+from . import cpu, gpu
+from .rows import Rows
+
+
+@compiler.register("softmax")
+struct Softmax:
+    """The op `softmax`: exp(x - max x) / Σ exp(x - max x) along one axis."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        algorithm: StaticString,
+        axis: Int,
+        block_size: Int,
+    ](
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            algorithm: "auto", or the name of a kernel that the device has.
+            axis: Which axis sums to 1, counted from 0.
+            block_size: Threads a block on a GPU, a power of two up to 1024; ignored on a CPU.
+
+        Args:
+            y: Probabilities, of the shape and dtype of `x`.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        comptime contiguous = axis == x.rank - 1
+        var rows = Rows.of[axis](x.shape())
+        if rows.is_empty():
+            return
+        var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+        var source_ptr = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+        comptime if is_cpu[target]():
+            cpu.softmax[algorithm, y.dtype, contiguous](
+                target_ptr, source_ptr, rows, ctx
+            )
+        else:
+            gpu.softmax[algorithm, y.dtype, block_size, contiguous](
+                target_ptr, source_ptr, rows, ctx
+            )

@@ -1,0 +1,48 @@
+"""A tensor as its softmax sees it: `outer` × `n` × `inner`."""
+
+from std.utils import IndexList
+
+
+struct Rows(TrivialRegisterPassable):
+    """A row-major tensor seen as (outer, n, inner), whose rows run along the middle axis with stride `inner`.
+    """
+
+    var outer: Int
+    """Product of the dimensions before the axis."""
+    var n: Int
+    """Length of the axis."""
+    var inner: Int
+    """Product of the dimensions after the axis: the distance between neighbours in a row."""
+
+    @inline(.always)
+    def __init__(out self, outer: Int, n: Int, inner: Int):
+        self.outer = outer
+        self.n = n
+        self.inner = inner
+
+    @staticmethod
+    def of[axis: Int](shape: IndexList) -> Self:
+        """Returns the view of a tensor along `axis`, counted from 0."""
+        var rows = Self(1, shape[axis], 1)
+        comptime for i in range(axis):
+            rows.outer *= shape[i]
+        comptime for i in range(axis + 1, shape.size):
+            rows.inner *= shape[i]
+        return rows
+
+    @inline(.always)
+    def count(self) -> Int:
+        """Returns the number of rows."""
+        return self.outer * self.inner
+
+    @inline(.always)
+    def is_empty(self) -> Bool:
+        """Returns whether there is nothing to compute."""
+        return self.count() * self.n == 0
+
+
+comptime Source[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
+"""Where a kernel reads from."""
+
+comptime Target[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
+"""Where a kernel writes to."""

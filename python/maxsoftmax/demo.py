@@ -1,0 +1,61 @@
+"""`maxsoftmax demo`: two softmaxes on every device, checked against SciPy."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+from max.driver import Device
+
+from maxsoftmax import runtime
+from maxsoftmax.eager import softmax
+
+
+class Result(NamedTuple):
+    """What one softmax on one device did."""
+
+    case: str
+    device: str
+    compile_s: float
+    """Time of the first call, 0 if the model had been compiled for an earlier case."""
+    run_s: float
+    """Median time of a call, transfers to and from the device included."""
+    error: float
+    """Largest relative error against SciPy in float64, where that exceeds 1e-30."""
+    row_sum: float
+    """Sum of the first row, in float64."""
+
+    @property
+    def correct(self) -> bool:
+        """Whether the error is one that float32 explains."""
+        return self.error < 1e-5 and abs(self.row_sum - 1) < 1e-5
+
+
+def cases() -> dict[str, np.ndarray]:
+    """Returns the logits, float32, by name: the published example (0, 1, …, 127) and a batch of GPT-2's size."""
+    return {
+        "128": np.arange(128, dtype=np.float32),
+        "64×50257": np.random.default_rng(0).standard_normal((64, 50257), dtype=np.float32) * 4,
+    }
+
+
+def measure(case: str, x: np.ndarray, device: Device) -> Result:
+    """Returns what softmax of `x` along its last axis does on `device`."""
+    first = _seconds(x, device)
+    runs = [_seconds(x, device) for _ in range(7)]
+    run = float(np.median(runs))
+    y = softmax(x, device=device).astype(np.float64)
+    expected = scipy.special.softmax(x.astype(np.float64), axis=-1)
+    relevant = expected > 1e-30
+    error = np.abs(y - expected)[relevant] / expected[relevant]
+    compiled = first - run if first > 10 * run and first > 0.1 else 0.0
+    row_sum = float(y.reshape(-1, y.shape[-1])[0].sum())
+    return Result(case, runtime.name(device), compiled, run, float(error.max()), row_sum)
+
+
+def _seconds(x: np.ndarray, device: Device) -> float:
+    start = time.perf_counter()
+    softmax(x, device=device)
+    return time.perf_counter() - start

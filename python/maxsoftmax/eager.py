@@ -1,0 +1,220 @@
+"""Softmax for arrays: NumPy in and NumPy out, or any DLPack array in and the same kind out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from max.driver import Buffer, Device
+from max.dtype import DType
+
+from maxsoftmax import runtime
+from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_dtype, normalize_axes
+
+
+def softmax(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    device: str | Device | None = None,
+    algorithm: str = "auto",
+    block_size: int | None = None,
+) -> Any:
+    """Returns softmax of an array: exp(x - max x) / Σ exp(x - max x) along `axis`.
+
+    Special values come out as from `scipy.special.softmax` in float64: NaN or +inf turn their own row to NaN, a row of
+    nothing but -inf is NaN, and -inf beside finite values is exactly 0. The first call for each device, dtype and
+    position of the axis compiles a model (seconds); every later one, of any shape, reuses it. May be called from
+    several threads.
+
+    Args:
+        x: Logits. A NumPy array or whatever `numpy.asarray` takes (strided, Fortran-ordered, integers and bools
+            included), or an array that supports DLPack, such as a `torch.Tensor` or a `max.driver.Buffer`, on any
+            device that MAX knows; it is shared, not copied, where its memory is contiguous. Floats of 16, 32 and 64
+            bits and bfloat16 are computed in float32 or wider.
+        axis: The axis or axes that will sum to 1; None for all of them together.
+        device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
+        algorithm: "auto", or the name of a kernel that the device has ("tree" on a GPU).
+        block_size: Threads a block for `algorithm="tree"`, a power of two up to 1024; 128 if None.
+
+    Returns:
+        Probabilities: the shape, dtype, kind and device of `x`. Integers become the float that NumPy's `exp` makes of
+        them, bools float64, scalars a NumPy scalar.
+
+    Raises:
+        TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
+        ValueError: If there is no such axis, device, algorithm or block size.
+    """
+    if isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__"):
+        array = _as_floats(x)
+        kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size)
+        return _of_bits(*_bits(array), normalize_axes(axis, array.ndim), kernel).view(array.dtype)[()]
+    buffer = _as_buffer(x)
+    where = buffer.device
+    kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size)
+    axes = normalize_axes(axis, buffer.rank)
+    if buffer.dtype in DTYPES and _are_consecutive(axes):
+        result = _of_buffer(buffer, Rows.of(tuple(buffer.shape), axes), kernel)
+    else:
+        # What the kernels cannot take as it lies is arranged by NumPy.
+        if buffer.dtype == DType.bfloat16:
+            bits, dtype = buffer.view(DType.uint16).to_numpy(), DType.bfloat16
+        else:
+            bits, dtype = _bits(_as_floats(buffer.to_numpy()))
+        host = _of_bits(bits, dtype, axes, kernel)
+        result = Buffer.from_numpy(np.ascontiguousarray(host)).view(dtype, host.shape).to(where)
+    return _like(x, result)
+
+
+KDL_CPU = 1
+"""DLPack's number for memory of the host."""
+
+
+class Kernel(NamedTuple):
+    """What computes: the device, and the caller's choice of algorithm there."""
+
+    device: Device
+    algorithm: str
+    block_size: int | None
+
+
+class Rows(NamedTuple):
+    """A row-major array as the kernels see it: `outer` × `n` × `inner`, softmax along the middle."""
+
+    outer: int
+    n: int
+    inner: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
+        """Returns the view of an array along consecutive `axes`, which may be none: then every element is a row."""
+        first, last = (axes[0], axes[-1] + 1) if axes else (len(shape), len(shape))
+        return cls(math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:]))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether neighbours in a row are neighbours in memory."""
+        return self.inner == 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the compiled model takes."""
+        return (self.outer, self.n) if self.contiguous else tuple(self)
+
+
+def _are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:
+    return not axes or axes[-1] - axes[0] == len(axes) - 1
+
+
+def _as_floats(x: Any) -> np.ndarray:
+    """Returns `x` as an array, in this machine's byte order, of a dtype that the kernels take."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("x is a masked array, and softmax would ignore its mask: pass x.filled(-numpy.inf) instead")
+    array = np.asarray(x)
+    if array.dtype == bool:
+        return array.astype(np.float64)
+    if array.dtype.kind in "iu":
+        return array.astype(np.exp(np.empty(0, array.dtype)).dtype)
+    native = array.dtype.newbyteorder("=")
+    if native.name not in ("float16", "float32", "float64", "bfloat16"):
+        raise TypeError(
+            f"x has dtype {array.dtype}, but softmax takes float16, float32, float64, bfloat16, integers and bools"
+        )
+    return array.astype(native, copy=False)
+
+
+def _bits(array: np.ndarray) -> tuple[np.ndarray, DType]:
+    """Returns floats in a dtype that NumPy can export, and which they are: it knows bfloat16 only by name."""
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), DType.bfloat16
+    return array, DType.from_numpy(array.dtype)
+
+
+def _of_bits(bits: np.ndarray, dtype: DType, axes: tuple[int, ...], kernel: Kernel) -> np.ndarray:
+    """Returns softmax along `axes` of an array whose elements are the bits of `dtype`, as such bits."""
+    # Axes in the order in which they lie in memory, so that a transposed or Fortran-ordered array is taken as it lies.
+    order = sorted(range(bits.ndim), key=lambda i: -abs(bits.strides[i]))
+    places = sorted(order.index(a) for a in axes)
+    if not _are_consecutive(places):
+        order = [a for a in range(bits.ndim) if a not in axes] + list(axes)
+        places = list(range(bits.ndim - len(axes), bits.ndim))
+    laid = np.require(bits.transpose(order), requirements=["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+    rows = Rows.of(laid.shape, tuple(places))
+    result = _of_buffer(Buffer.from_numpy(laid).view(dtype, laid.shape), rows, kernel)
+    host: np.ndarray = result.view(DType.from_numpy(bits.dtype), laid.shape).to_numpy()
+    return host.transpose(np.argsort(order))
+
+
+def _of_buffer(buffer: Buffer, rows: Rows, kernel: Kernel) -> Buffer:
+    """Returns softmax of a contiguous buffer, on the buffer's device."""
+    check_dtype(buffer.dtype)
+    check_algorithm(kernel.algorithm, kernel.device.label)
+    check_block_size(kernel.block_size, kernel.algorithm, kernel.device.label)
+    shape = tuple(buffer.shape)
+    if buffer.num_elements == 0:
+        return Buffer(buffer.dtype, shape, buffer.device)
+    model = runtime.model(
+        runtime.Signature(kernel.device, buffer.dtype, rows.contiguous, kernel.algorithm, kernel.block_size)
+    )
+    result = model.execute(buffer.view(buffer.dtype, rows.shape).to(kernel.device))[0]
+    return result.view(buffer.dtype, shape).to(buffer.device)
+
+
+class _OnQueue:
+    """Exports an array to the queue that MAX will read it from, so that reads wait for what its owner has queued."""
+
+    def __init__(self, array: Any, queue: int) -> None:
+        self.array = array
+        self.queue = queue
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(stream=self.queue)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def _as_buffer(x: Any) -> Buffer:
+    """Returns the memory of a DLPack array, shared if it is contiguous.
+
+    MAX takes what it imports for row-major whatever its strides say, so those are looked at here.
+    """
+    if isinstance(x, Buffer):
+        if not x.is_contiguous:
+            raise ValueError("x is a max.driver.Buffer that is not contiguous: pass a contiguous copy")
+        return x
+    kind, index = x.__dlpack_device__()
+    on_host = int(kind) == KDL_CPU
+    try:
+        if callable(getattr(x, "contiguous", None)):
+            x = x.contiguous()
+        elif on_host:
+            view = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+            if not view.flags.c_contiguous:
+                bits, dtype = _bits(np.ascontiguousarray(view))
+                return Buffer.from_numpy(bits).view(dtype, bits.shape)
+        elif getattr(x, "__cuda_array_interface__", {"strides": ()})["strides"] is not None:
+            raise ValueError("x is not known to be contiguous: pass a contiguous copy")
+        if on_host:
+            return Buffer._from_dlpack(x)
+        queue = runtime.device(f"gpu:{index}" if index else "gpu").default_queue
+        return Buffer._from_dlpack(_OnQueue(x, queue.native_stream_handle))
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(f"x, a {type(x).__module__}.{type(x).__name__}, cannot be shared: {error}") from error
+
+
+def _like(x: Any, result: Buffer) -> Any:
+    """Returns `result` as the kind of array that `x` is, shared."""
+    if isinstance(x, Buffer):
+        return result
+    # Whoever reads it next does so on a queue of its own.
+    result.device.synchronize()
+    namespaces = [type(x), sys.modules[type(x).__module__.partition(".")[0]]]
+    if hasattr(x, "__array_namespace__"):
+        namespaces.insert(0, x.__array_namespace__())
+    for namespace in namespaces:
+        if hasattr(namespace, "from_dlpack"):
+            return namespace.from_dlpack(result)
+    raise TypeError(f"x is a {type(x).__module__}.{type(x).__name__}, which has no from_dlpack to return one with")

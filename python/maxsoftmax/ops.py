@@ -1,0 +1,53 @@
+"""Softmax for the values of a MAX graph."""
+
+from __future__ import annotations
+
+from max.graph import Graph, TensorValue, TensorValueLike
+from max.graph import ops as max_ops
+
+from maxsoftmax.arguments import check_algorithm, check_block_size, check_dtype, normalize_axis
+from maxsoftmax.extension import extension
+
+
+def softmax(
+    x: TensorValueLike, axis: int = -1, *, algorithm: str = "auto", block_size: int | None = None
+) -> TensorValue:
+    """Adds softmax along one axis to the graph that is being built.
+
+    Computes exp(x - max x) / Σ exp(x - max x) along `axis`, in float32 or wider. The kernel runs where `x` lives. The
+    graph should be given `maxsoftmax.extension()` in its `custom_extensions`; one that was not is given it here.
+
+    Args:
+        x: Logits: any rank from 1, any dimensions (static or symbolic, 0 included); float32, bfloat16, float16 or
+            float64.
+        axis: The axis that will sum to 1; negative counts from the last.
+        algorithm: "auto", or the name of a kernel that the device has ("tree" on a GPU).
+        block_size: Threads a block for `algorithm="tree"`, a power of two up to 1024; 128 if None.
+
+    Returns:
+        Probabilities, of the shape, dtype and device of `x`.
+
+    Raises:
+        TypeError: If the dtype of `x` or the type of another argument is not one of these.
+        ValueError: If `x` is a scalar, or there is no such axis, algorithm or block size.
+        LookupError: If no graph is being built.
+    """
+    x = TensorValue(x)
+    device = "gpu" if x.device.is_gpu() else "cpu"
+    check_dtype(x.dtype)
+    if x.rank == 0:
+        raise ValueError("x has rank 0, but softmax needs an axis: reshape it to rank 1 first")
+    parameters: dict[str, bool | int | float | str] = {
+        "algorithm": check_algorithm(algorithm, device),
+        "axis": normalize_axis(axis, x.rank),
+        "block_size": check_block_size(block_size, algorithm, device),
+    }
+    _load_extension(Graph.current)
+    (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=dict(parameters))
+    return y.tensor
+
+
+def _load_extension(graph: Graph) -> None:
+    """Gives `graph` the kernels unless it has them."""
+    if "softmax" not in graph._kernel_library:
+        graph._import_kernels([extension()])

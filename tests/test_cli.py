@@ -1,0 +1,350 @@
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import maxsoftmax
+import numpy as np
+import pytest
+from contract import check
+from max.driver import accelerator_count
+from maxsoftmax import cache, cli, demo, npy, runtime
+
+COMMAND = [sys.executable, "-m", "maxsoftmax"]
+
+# The command with a kernel that takes its time, so that nothing has to be compiled and there is time to interrupt.
+SLOW = """
+import sys, time
+from maxsoftmax import cli, npy
+
+def slow(x, axis=-1, **options):
+    if x.size:
+        time.sleep(0.2)
+    return x
+
+npy.softmax = slow
+npy.SLAB = 4
+sys.exit(cli.main())
+"""
+
+
+@pytest.fixture
+def plain(environment):
+    """The environment without what makes rich believe in a terminal, or in none."""
+    forced = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    return {name: value for name, value in environment.items() if name not in forced}
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """Undoes what the command does to the process that it runs in."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def x(tmp_path, monkeypatch):
+    """Logits in x.npy of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    array = (np.random.default_rng(0).standard_normal((6, 5, 4)) * 4).astype(np.float32)
+    np.save("x.npy", array)
+    return array
+
+
+@pytest.fixture
+def no_compiling(monkeypatch):
+    monkeypatch.setattr(runtime, "model", lambda signature: pytest.fail(f"compiles {signature}"))
+
+
+def command(*arguments, environment):
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False
+    )
+
+
+def fails(capsys, *arguments):
+    """Runs the command in this process, and returns its one sentence."""
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    assert cli.main(arguments) == 1
+    printed, message = capsys.readouterr()
+    assert printed == ""
+    assert re.fullmatch(r"maxsoftmax: [^\n]+\n", message)
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+    return message
+
+
+def test_demo_shows_both_cases_on_every_device(plain):
+    result = command("demo", environment=plain)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    for device in runtime.devices():
+        for case in demo.cases():
+            assert re.search(rf"\b{case}\b.*\b{runtime.name(device)}\b.*\bms\b", result.stdout)
+    assert "WRONG" not in result.stdout
+
+
+def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "softmax", lambda x, device: np.full_like(x, 1 / x.shape[-1]))
+    monkeypatch.setattr(demo, "cases", lambda: {"small": np.arange(4, dtype=np.float32)})
+    assert cli.main(["demo"]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_run_writes_beside_the_input_and_is_quiet_without_a_terminal(x, plain):
+    result = command("run", "x.npy", environment=plain)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "x.softmax.npy: softmax of 6×5×4 float32\n"
+    assert result.stderr == ""
+    assert sorted(os.listdir()) == ["x.npy", "x.softmax.npy"]
+    y = np.load("x.softmax.npy")
+    check(y, x)
+    np.testing.assert_array_equal(y, maxsoftmax.softmax(x))
+
+
+def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain):
+    terminal, theirs = pty.openpty()
+    arguments = [*COMMAND, "run", "x.npy", "-o", "y.npy"]
+    process = subprocess.Popen(arguments, env={**plain, "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    deadline = time.monotonic() + 300
+    while select.select([terminal], [], [], deadline - time.monotonic())[0]:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # How Linux says that the other side is closed.
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(terminal)
+    assert process.communicate(timeout=60)[0].decode() == "y.npy: softmax of 6×5×4 float32\n"
+    assert process.returncode == 0
+    assert "compiling softmax of float32 along the last axis on cpu" in shown.decode()
+    # The cursor comes back, on a line that was erased.
+    assert b"\x1b[?25h" in shown
+    assert shown.rstrip().endswith(b"\x1b[2K")
+    check(np.load("y.npy"), x)
+
+
+@pytest.mark.parametrize("arguments", [["-o", "y.npy"], ["--output=y.npy"]])
+def test_run_writes_where_it_is_told(x, capsys, arguments):
+    assert cli.main(["run", "x.npy", *arguments]) == 0
+    assert capsys.readouterr() == ("y.npy: softmax of 6×5×4 float32\n", "")
+    assert sorted(os.listdir()) == ["x.npy", "y.npy"]
+
+
+@pytest.mark.parametrize(("argument", "axis"), [("0", 0), ("1", 1), ("-1", -1), ("-2", -2), ("all", None)])
+def test_run_takes_an_axis(x, capsys, argument, axis):
+    assert cli.main(["run", "x.npy", "--axis", argument]) == 0
+    y = np.load("x.softmax.npy")
+    check(y, x, axis)
+    np.testing.assert_array_equal(y, maxsoftmax.softmax(x, axis=axis))
+
+
+def test_run_takes_a_device(x, device, capsys):
+    assert cli.main(["run", "x.npy", "--device", device]) == 0
+    np.testing.assert_array_equal(np.load("x.softmax.npy"), maxsoftmax.softmax(x, device=device))
+
+
+@pytest.mark.skipif(not accelerator_count(), reason="the CPU has one algorithm only")
+def test_run_takes_an_algorithm(x, capsys):
+    assert cli.main(["run", "x.npy", "--device", "gpu", "--algorithm", "tree"]) == 0
+    check(np.load("x.softmax.npy"), x)
+
+
+def test_run_takes_scalars_and_empty_arrays(x, capsys):
+    np.save("x.npy", np.float32(3))
+    assert cli.main(["run", "x.npy"]) == 0
+    assert capsys.readouterr().out == "x.softmax.npy: softmax of a scalar float32\n"
+    np.save("x.npy", np.empty((0, 3), np.float32))
+    assert cli.main(["run", "x.npy"]) == 0
+    assert np.load("x.softmax.npy").shape == (0, 3)
+
+
+def test_file_names_are_printed_as_they_are(x, capsys):
+    assert cli.main(["run", "x.npy", "-o", "[red]y :cat:.npy"]) == 0
+    assert capsys.readouterr().out.startswith("[red]y :cat:.npy: ")
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_a_missing_file_is_named(x, capsys):
+    assert fails(capsys, "run", "nowhere.npy") == "maxsoftmax: nowhere.npy: No such file or directory\n"
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_a_folder_is_no_input(x, capsys):
+    assert "Is a directory" in fails(capsys, "run", ".")
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_what_is_not_an_array_is_refused(x, capsys):
+    Path("text.npy").write_text("1 2 3\n")
+    np.savez("archive.npz", x=x)
+    np.save("objects.npy", np.array([{}, 1], object))
+    Path("short.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
+    Path("header.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff" + b" " * 0xFFFF)
+    for name in ("text.npy", "archive.npz", "objects.npy", "short.npy", "header.npy"):
+        assert name in fails(capsys, "run", name)
+
+
+@pytest.mark.usefixtures("no_compiling")
+@pytest.mark.parametrize("output", ["text/y.npy", "nowhere/y.npy", "folder", "pipe", "y" * 300])
+def test_an_output_that_cannot_be_written_is_named(x, capsys, output):
+    Path("text").touch()
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    assert output in fails(capsys, "run", "x.npy", "-o", output)
+    assert os.listdir("folder") == []
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_an_unknown_device_is_refused_with_those_present(x, capsys):
+    message = fails(capsys, "run", "x.npy", "--device", "tpu")
+    for device in ("tpu", *map(runtime.name, runtime.devices())):
+        assert f"'{device}'" in message
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_an_unknown_algorithm_is_refused_with_those_there_are(x, capsys, device):
+    message = fails(capsys, "run", "x.npy", "--algorithm", "fastest", "--device", device)
+    for algorithm in {"cpu": ["auto"], "gpu": ["auto", "tree"]}[device]:
+        assert f"'{algorithm}'" in message
+    assert ("'tree'" in message) == (device == "gpu")
+
+
+@pytest.mark.usefixtures("no_compiling")
+@pytest.mark.parametrize("axis", ["3", "-4", str(10**30)])
+def test_an_axis_out_of_range_is_refused(x, capsys, axis):
+    assert axis in fails(capsys, "run", "x.npy", "--axis", axis)
+
+
+@pytest.mark.usefixtures("no_compiling")
+@pytest.mark.parametrize("dtype", ["c8", "m8[s]", "U3", "f4,i4"])
+def test_an_unsupported_dtype_is_refused(x, capsys, dtype):
+    np.save("odd.npy", np.zeros(3, dtype))
+    assert "float32" in fails(capsys, "run", "odd.npy")
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_a_full_disk_is_said(x, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    assert "y.npy: No space left" in fails(capsys, "run", "x.npy", "-o", "y.npy")
+
+
+def test_an_error_leaves_a_process_quickly_with_status_1_and_no_traceback(x, plain):
+    start = time.monotonic()
+    result = command("run", "nowhere.npy", environment=plain)
+    assert time.monotonic() - start < 20
+    assert result.returncode == 1
+    assert (result.stdout, result.stderr) == ("", "maxsoftmax: nowhere.npy: No such file or directory\n")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(plain):
+    process = subprocess.Popen([*COMMAND, "info"], env=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
+def test_a_terminal_without_unicode_is_no_error(x, plain):
+    np.save("x.npy", x[:0])
+    result = command("run", "x.npy", environment={**plain, "PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "x.softmax.npy: softmax of 0\\xd75\\xd74 float32\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("existing", [True, False])
+def test_an_interrupted_run_leaves_nothing(x, plain, number, existing):
+    if existing:
+        Path("y.npy").write_text("mine")
+    before = sorted(os.listdir())
+    arguments = [sys.executable, "-c", SLOW, "run", "x.npy", "-o", "y.npy"]
+    process = subprocess.Popen(arguments, env=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while sorted(os.listdir()) == before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(os.listdir()) == len(before) + 1
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+    assert sorted(os.listdir()) == before
+    assert not existing or Path("y.npy").read_text() == "mine"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"maxsoftmax {maxsoftmax.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], ["demo", "run", "info", "--version"]),
+        (["run", "--help"], ["INPUT.npy", "--output", "--axis", "--device", "--algorithm"]),
+        (["demo", "--help"], ["usage: maxsoftmax demo"]),
+        (["info", "--help"], ["usage: maxsoftmax info"]),
+    ],
+)
+def test_help(capsys, arguments, expected):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(arguments)
+    printed = capsys.readouterr().out
+    assert [word for word in expected if word not in printed] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["what"], ["run"], ["run", "x.npy", "y.npy"], ["run", "x.npy", "--axis", "first"], ["demo", "x"], ["--what"]],
+)
+def test_wrong_usage_exits_with_2(capsys, arguments):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli.main(arguments)
+    printed, message = capsys.readouterr()
+    assert printed == ""
+    assert message.startswith("usage: maxsoftmax")
+
+
+def test_info_tells_versions_devices_and_folders(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "[red]cache" / ("long" * 30)))
+    monkeypatch.setenv("MODULAR_CACHE_DIR", str(tmp_path / "modular"))
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    lines = [(line[:12].rstrip(), line[13:]) for line in printed.splitlines()]
+    devices = [value.split()[0] for name, value in lines if name == "device"]
+    assert devices == [runtime.name(device) for device in runtime.devices()]
+    found = dict(lines)
+    assert found["maxsoftmax"] == maxsoftmax.__version__
+    assert re.match(r"\d+\.\d+", found["MAX"])
+    assert re.match(r"\d+\.\d+", found["Mojo"])
+    assert (Path(found["op package"]) / "__init__.mojo").is_file()
+    assert found["cache"] == str(tmp_path / "[red]cache" / ("long" * 30))
+    assert found["MAX's cache"] == str(tmp_path / "modular")
+    assert not (tmp_path / "[red]cache").exists()
+
+
+def test_the_installed_command_is_this_one():
+    (entry,) = entry_points(group="console_scripts", name="maxsoftmax")
+    assert entry.load() is cli.main
+
+
+def test_progress_reaches_the_whole(x, monkeypatch, capsys):
+    monkeypatch.setattr(npy, "SLAB", 80)
+    monkeypatch.setattr(npy, "softmax", lambda x, **options: x)
+    done = []
+    monkeypatch.setattr(cli.Progress, "advance", lambda self, task, amount: done.append(amount))
+    assert cli.main(["run", "x.npy"]) == 0
+    assert len(done) > 1
+    assert sum(done) == x.nbytes

@@ -1,0 +1,30 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+from maxsoftmax.extension import source
+from mojo.run import subprocess_run_mojo
+
+KERNELS = Path(__file__).parent / "kernels"
+
+
+def run(name):
+    command = ["run", "-I", str(source().parent), str(KERNELS / name)]
+    done = subprocess_run_mojo(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    output = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, output
+    assert " 0 failed" in output, output
+
+
+@pytest.mark.parametrize("name", ["test_exponential.mojo", "test_online.mojo"])
+def test_mojo(name):
+    run(name)
+
+
+@pytest.mark.gpu
+def test_mojo_on_a_gpu():
+    run("test_gpu.mojo")
+
+
+def test_every_mojo_test_is_run():
+    assert {path.name for path in KERNELS.iterdir()} == {"test_exponential.mojo", "test_online.mojo", "test_gpu.mojo"}

@@ -1,0 +1,62 @@
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def tasks(root):
+    with (root / "pixi.toml").open("rb") as file:
+        return {name: task["cmd"] for name, task in tomllib.load(file)["tasks"].items()}
+
+
+def run(command, folder, environment):
+    # The tools of the environment that runs these tests, as pixi would have them.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**environment, "PATH": path, "PYTHONPATH": "python"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(root, tmp_path):
+    for name in ("op", "python", "tests"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(root / name, tmp_path)
+    return tmp_path
+
+
+def test_there_is_a_test_for_every_task(tasks):
+    assert set(tasks) == {"demo", "test", "format", "lint"}
+
+
+def test_demo(tasks, root, environment):
+    assert "64×50257" in run(tasks["demo"], root, environment)
+
+
+def test_lint(tasks, checkout, environment):
+    assert "Mojo files are formatted" in run(tasks["lint"], checkout, environment)
+
+
+def test_format_undoes_disorder_and_lint_sees_it(tasks, checkout, environment):
+    files = [checkout / "op" / "maxsoftmax" / "rows.mojo", checkout / "python" / "maxsoftmax" / "ops.py"]
+    tidy = [file.read_text() for file in files]
+    for file, text in zip(files, tidy, strict=True):
+        file.write_text(text.replace("    return ", "    return  "))
+        with pytest.raises(AssertionError):
+            run(tasks["lint"], checkout, environment)
+        run(tasks["format"], checkout, environment)
+        assert file.read_text() == text
+
+
+def test_test(tasks, root, environment):
+    # The whole of it is what runs this.
+    assert "test_test" in run(f"{tasks['test']} --collect-only -q tests/test_tasks.py", root, environment)
