@@ -1,44 +1,109 @@
-"""The exponential of arguments that are never positive, the only ones a softmax needs."""
+"""Exponentials for softmax: e^x in units of about e^m, where m is the largest x.
+
+The obvious e^(x - m) rounds x - m, an error that grows with |x - m|, and where many equal terms make up a sum they all
+make the same one. Here the unit is chosen so that nothing is rounded before the reduction to [-ln 2 / 2, ln 2 / 2]: for a
+small m it is a power of two, and only exponents are subtracted; for a large one it is e^m itself, where x - m is exact
+unless x is so far below that e^x does not count.
+"""
 
 from std.memory import bitcast
 
+from std.utils.numerics import neg_inf
+
+comptime SMALL = 64
+"""Up to which |m| the unit is a power of two. Below half of a larger m, e^x is under e^-32 of e^m."""
+
+
+struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
+    """What exponentials of a row are counted in: e^offset · 2^exponent, between e^m / √2 and e^m · √2.
+
+    Parameters:
+        dtype: The accumulator's dtype, DType.float32 or DType.float64.
+        width: Number of units, one a lane.
+    """
+
+    var offset: SIMD[Self.dtype, Self.width]
+    """Is m if |m| > `SMALL`, and 0 if not."""
+    var exponent: SIMD[Self.dtype, Self.width]
+    """An integer: (m - offset) / ln 2, rounded."""
+
+    @inline(.always)
+    def __init__(out self, m: SIMD[Self.dtype, Self.width]):
+        """The unit for a row whose largest element is `m`; 1 if that is -inf.
+        """
+        comptime log2_e = Scalar[Self.dtype](1.4426950408889634)
+        comptime zero = SIMD[Self.dtype, Self.width](0)
+        var small = abs(m).le(SMALL)
+        self.offset = (small | m.eq(neg_inf[Self.dtype]())).select(zero, m)
+        self.exponent = small.select(
+            m.fma(log2_e, _rounder[Self.dtype]()) - _rounder[Self.dtype](), zero
+        )
+
+    @inline(.always)
+    def exp[
+        lanes: SIMDLength
+    ](self, x: SIMD[Self.dtype, lanes]) -> SIMD[Self.dtype, lanes]:
+        """Returns e^x in this unit.
+
+        Parameters:
+            lanes: As many as there are units, or any number for a single unit.
+
+        Args:
+            x: Values up to m, -inf or NaN.
+
+        Returns:
+            The value e^x / unit; NaN where x is NaN, or x and m are inf.
+        """
+        comptime if Self.width == 1:
+            return _exp(x - self.offset[0], type_of(x)(self.exponent[0]))
+        else:
+            return _exp(
+                x - rebind[type_of(x)](self.offset),
+                rebind[type_of(x)](self.exponent),
+            )
+
+    @inline(.always)
+    def over(self, larger: Self) -> SIMD[Self.dtype, Self.width]:
+        """Returns this unit in terms of one that is not smaller."""
+        return _exp(
+            self.offset - larger.offset, larger.exponent - self.exponent
+        )
+
 
 @inline(.always)
-def exp_nonpositive[
+def _exp[
     dtype: DType, width: SIMDLength, //
-](x: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns e^x for x ≤ 0, relative error below 1e-7 (float32) or 2.3e-16 (float64).
+](x: SIMD[dtype, width], exponent: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Returns e^x / 2^exponent, relative error below 1e-7 (float32) or 2.3e-16 (float64).
 
     Cody and Waite's reduction: x = k·ln 2 + r with |r| ≤ ln 2 / 2, then e^x = 2^k · e^r, where e^r is its Taylor
-    series about 0. The integer k is read off the low mantissa bits of a sum instead of converted, so that NaN passes
-    through without undefined conversions.
+    series about 0. The integer k - exponent is read off the low bits of a sum instead of converted, so that NaN
+    passes through without undefined conversions.
 
     Parameters:
         dtype: DType.float32 or DType.float64 only.
         width: Lanes.
 
     Args:
-        x: Arguments, each ≤ 0, -inf or NaN.
+        x: Arguments, -inf or NaN, but not inf.
+        exponent: Integers that leave a result of at most 2.
 
     Returns:
-        The value e^x; 0 where e^x is below the smallest normal number (-inf included); NaN where x is NaN.
+        The value; 0 where it is below the smallest normal number; NaN where x is NaN.
     """
     comptime assert dtype == DType.float32 or dtype == DType.float64
     comptime single = dtype == DType.float32
     comptime bits = DType.int32 if single else DType.int64
     comptime mantissa = 23 if single else 52
     comptime bias = 127 if single else 1023
-    # Adding 1.5 · 2^mantissa leaves the sum's integer part in its lowest bits.
-    comptime rounder = Scalar[dtype](1.5) * Scalar[dtype](1 << mantissa)
     comptime log2_e = Scalar[dtype](1.4426950408889634)
     # ln 2 in two parts; the first has few enough bits that k times it is exact.
     comptime ln2_high = Scalar[dtype](0.693145751953125)
     comptime ln2_low = Scalar[dtype](1.428606820309417e-06)
-    # ln(smallest normal number), rounded towards zero.
-    comptime lowest = Scalar[dtype](-87.33654 if single else -708.3964185322641)
     # The first omitted term is below half a unit in the last place.
     comptime degree = 7 if single else 13
 
+    var rounder = _rounder[dtype]() - exponent
     var shifted = x.fma(log2_e, rounder)
     var k = shifted - rounder
     var r = k.fma(-ln2_low, k.fma(-ln2_high, x))
@@ -48,11 +113,21 @@ def exp_nonpositive[
         comptime coefficient = Scalar[dtype](inverse_factorial(i))
         tail = tail.fma(r, SIMD[dtype, width](coefficient))
     var e_r = (r * r).fma(tail, r) + 1
-    var two_k = bitcast[dtype](
+    var power = bitcast[dtype](
         (bitcast[bits](shifted) << SIMD[bits, width](mantissa))
         + SIMD[bits, width](bias << mantissa)
     )
-    return x.lt(lowest).select(SIMD[dtype, width](0), e_r * two_k)
+    var underflows = shifted.lt(_rounder[dtype]() - Scalar[dtype](bias - 1))
+    return underflows.select(SIMD[dtype, width](0), e_r * power)
+
+
+@inline(.always)
+def _rounder[dtype: DType]() -> Scalar[dtype]:
+    """Returns 1.5 · 2^mantissa: adding it leaves the integer part of a sum in its lowest bits.
+    """
+    return Scalar[dtype](1.5) * Scalar[dtype](
+        1 << 23 if dtype == DType.float32 else 1 << 52
+    )
 
 
 def inverse_factorial(k: Int) -> Float64:

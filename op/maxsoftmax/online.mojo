@@ -1,17 +1,17 @@
 """The (max, sum) pair: the one piece of maths that every softmax kernel shares.
 
-For logits x the pair holds m = max x and d = Σ exp(x - m). Two pairs of two parts of a row merge into the pair of the
-whole row, in any grouping, which is what lets a row be reduced by lanes, threads, blocks or cores (Milakov and
-Gimelshein 2018, arXiv 1805.02867).
+For logits x the pair holds m = max x and d = Σ e^x, counted in a unit of about e^m. Two pairs of two parts of a row
+merge into the pair of the whole row, in any grouping, which is what lets a row be reduced by lanes, threads, blocks
+or cores (Milakov and Gimelshein 2018, arXiv 1805.02867).
 
 Special values need no branches of their own: NaN and +inf turn d into NaN, -inf adds 0 to it, and a row of nothing but
--inf is left with m = -inf, for which `probability` computes -inf - -inf = NaN.
+-inf is left with d = 0, over which `probability` divides 0.
 """
 
 from std.bit import log2_ceil
 from std.utils.numerics import neg_inf
 
-from .exponential import exp_nonpositive
+from .exponential import Unit
 
 
 def accumulator[dtype: DType]() -> DType:
@@ -64,22 +64,13 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     var m: SIMD[Self.dtype, Self.width]
     """The maximum so far; -inf where nothing, or only -inf, was added."""
     var d: Sum[Self.dtype, Self.width]
-    """The sum of exp(x - m) so far."""
+    """The sum of e^x so far, in `Unit(m)`."""
 
     @inline(.always)
     def __init__(out self):
         """The pair of no elements: the identity of `merge`."""
         self.m = neg_inf[Self.dtype]()
         self.d = Sum[Self.dtype, Self.width]()
-
-    @inline(.always)
-    def __init__(
-        out self,
-        m: SIMD[Self.dtype, Self.width],
-        d: SIMD[Self.dtype, Self.width],
-    ):
-        self.m = m
-        self.d = Sum(d)
 
     @inline(.always)
     def add[
@@ -99,77 +90,109 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
             comptime step = 1 << level
             comptime for i in range(0, count - step, 2 * step):
                 largest[i] = max(largest[i], largest[i + step])
-        var m = max(self.m, largest[0])
-        var origin = _origin(m)
+        var unit = self._raise(largest[0])
         var total = SIMD[Self.dtype, Self.width](0)
         comptime for i in range(count):
-            total += exp_nonpositive(x[i] - origin)
-        self.d.scale(exp_nonpositive(self.m - origin))
+            total += unit.exp(x[i])
         self.d.add(total)
-        self.m = m
 
     @inline(.always)
     def merge(mut self, other: Self):
         """Makes this the pair of both parts, lane by lane."""
-        var m = max(self.m, other.m)
-        var origin = _origin(m)
-        var factor = exp_nonpositive(other.m - origin)
-        self.d.scale(exp_nonpositive(self.m - origin))
+        var unit = self._raise(other.m)
+        var factor = other._over(unit)
         self.d.add(other.d.value * factor)
         self.d.add(-other.d.excess * factor)
-        self.m = m
 
     @inline(.always)
     def collapse(self) -> MaxSum[Self.dtype, 1]:
         """Returns the pair of all lanes together."""
-        var m = self.m.reduce_max()
-        var factor = exp_nonpositive(self.m - _origin(m))
-        return {m, ((self.d.value - self.d.excess) * factor).reduce_add()}
+        var total = MaxSum[Self.dtype, 1]()
+        total.m = self.m.reduce_max()
+        var factor = self._over(Unit(SIMD[Self.dtype, Self.width](total.m)))
+        total.d = Sum(((self.d.value - self.d.excess) * factor).reduce_add())
+        return total
 
     @inline(.always)
     def normalizer(self) -> Normalizer[Self.dtype, Self.width]:
         """Returns what turns logits into probabilities, once the pair is that of whole rows.
         """
-        return {self.m, 1 / self.d.value}
+        return {Unit(self.m), self.d.value}
+
+    @inline(.always)
+    def _raise(
+        mut self, m: SIMD[Self.dtype, Self.width]
+    ) -> Unit[Self.dtype, Self.width]:
+        """Raises the maximum to at least `m` and returns the unit that d is in from then on.
+        """
+        var larger = max(self.m, m)
+        var unit = Unit(larger)
+        self.d.scale(self._over(unit))
+        self.m = larger
+        return unit
+
+    @inline(.always)
+    def _over(
+        self, unit: Unit[Self.dtype, Self.width]
+    ) -> SIMD[Self.dtype, Self.width]:
+        """Returns what d is to be multiplied by to be in `unit`, which is not smaller than its own.
+        """
+        # The unit of nothing is no smaller than any other, but there is nothing to multiply.
+        var nothing = self.m.eq(neg_inf[Self.dtype]())
+        return nothing.select(
+            SIMD[Self.dtype, Self.width](0), Unit(self.m).over(unit)
+        )
 
 
-@fieldwise_init
 struct Normalizer[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
-    """A finished pair, ready to turn logits into probabilities without dividing each.
+    """A finished pair, ready to turn logits into probabilities.
 
     Parameters:
-        dtype: The accumulator's dtype, float32 or float64.
+        dtype: The accumulator's dtype, DType.float32 or DType.float64.
         width: Number of rows, one a lane.
     """
 
-    var m: SIMD[Self.dtype, Self.width]
-    """The maximum."""
-    var scale: SIMD[Self.dtype, Self.width]
+    var unit: Unit[Self.dtype, Self.width]
+    """What d is counted in."""
+    var d: SIMD[Self.dtype, Self.width]
+    """The sum of e^x."""
+    var reciprocal: SIMD[Self.dtype, Self.width]
     """The reciprocal of d."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        unit: Unit[Self.dtype, Self.width],
+        d: SIMD[Self.dtype, Self.width],
+    ):
+        self.unit = unit
+        self.d = d
+        self.reciprocal = 1 / d
 
     @inline(.always)
     def probability[
         lanes: SIMDLength
     ](self, x: SIMD[Self.dtype, lanes]) -> SIMD[Self.dtype, lanes]:
-        """Returns exp(x - m) / d.
+        """Returns e^x / d.
 
         Parameters:
             lanes: As many as there are rows, or any number of logits of a single row.
 
         Args:
             x: Logits that were added to the pair.
+
+        Returns:
+            Probabilities; exactly 1 where e^x is all there is.
         """
+        var e_x = self.unit.exp(x)
+        var d: type_of(x)
+        var reciprocal: type_of(x)
         comptime if Self.width == 1:
-            return exp_nonpositive(x - self.m[0]) * self.scale[0]
+            d = self.d[0]
+            reciprocal = self.reciprocal[0]
         else:
-            comptime assert lanes == Self.width
-            return exp_nonpositive(x - rebind[type_of(x)](self.m)) * rebind[
-                type_of(x)
-            ](self.scale)
-
-
-@inline(.always)
-def _origin(m: SIMD) -> type_of(m):
-    """Returns what to subtract from logits whose maximum is m: m, or 0 for -inf, where -inf - -inf would be NaN.
-    """
-    return m.eq(neg_inf[m.dtype]()).select(type_of(m)(0), m)
+            d = rebind[type_of(x)](self.d)
+            reciprocal = rebind[type_of(x)](self.reciprocal)
+        # Markstein's correction rounds the quotient as a division would, for two operations instead of ten.
+        var quotient = e_x * reciprocal
+        return quotient.fma(-d, e_x).fma(reciprocal, quotient)

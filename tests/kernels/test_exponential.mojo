@@ -1,20 +1,20 @@
-"""The exponential against the standard library's in float64, over the floats it is made for."""
+"""Exponentials in units, against the standard library's in float64."""
 
 from std.math import exp
 from std.memory import bitcast
 from std.testing import TestSuite, assert_equal, assert_true
-from std.utils.numerics import isnan, nan, neg_inf
+from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from maxsoftmax.exponential import exp_nonpositive
+from maxsoftmax.exponential import Unit
 
 comptime WIDTH = 16
 comptime FLOATS = 0x42AEAC08
 """The bits of 87.336, and so how many float32 there are from 0 to there."""
 
 
-def largest_error[stride: Int]() -> Float64:
-    """Returns the largest relative error over every stride-th float32 from -0 to -87.336.
-    """
+def test_relative_error_over_the_range_of_float32() raises:
+    comptime stride = 1021
+    var unit = Unit(Float32(0))
     var worst = SIMD[DType.float64, WIDTH](0)
     for i in range(0, FLOATS - WIDTH * stride, WIDTH * stride):
         var bits = SIMD[DType.uint32, WIDTH](0)
@@ -22,39 +22,74 @@ def largest_error[stride: Int]() -> Float64:
             bits[j] = UInt32(0x80000000 + i + j * stride)
         var x = bitcast[DType.float32](bits)
         var reference = exp(x.cast[DType.float64]())
-        var error = abs(
-            exp_nonpositive(x).cast[DType.float64]() / reference - 1
-        )
+        var error = abs(unit.exp(x).cast[DType.float64]() / reference - 1)
         worst = max(worst, error)
-    return worst.reduce_max()
-
-
-def test_relative_error_of_float32() raises:
-    var worst = largest_error[1021]()
-    assert_true(worst < 1e-7, String(worst))
+    assert_true(worst.reduce_max() < 1e-7, String(worst))
     # A test that measured nothing would see no rounding at all.
-    assert_true(worst > 1e-8, String(worst))
+    assert_true(worst.reduce_max() > 1e-8, String(worst))
+
+
+def test_the_error_does_not_grow_with_the_distance() raises:
+    var worst = Float64(0)
+    for i in range(400):
+        var m = Float32(i - 200) * 0.317
+        var unit = Unit(m)
+        for j in range(400):
+            var x = m - Float32(j) * 0.173
+            var ratio = (
+                unit.exp(x).cast[DType.float64]()
+                / unit.exp(m).cast[DType.float64]()
+            )
+            var reference = exp(
+                x.cast[DType.float64]() - m.cast[DType.float64]()
+            )
+            worst = max(worst, abs(ratio / reference - 1))
+    assert_true(worst < 2e-7, String(worst))
+
+
+def test_the_largest_is_about_one_in_its_unit() raises:
+    for m in [Float32(0), -1, 1, 63.9, 64, -64, 64.1, -88, 1e10, -3e38, 3e38]:
+        var largest = Unit(m).exp(m)
+        assert_true(largest > 0.707 and largest < 1.4143, String(m))
+        assert_equal(Unit(m).exp(neg_inf[DType.float32]()), 0)
+
+
+def test_units_convert_into_larger_ones() raises:
+    for small in [Float32(-200), -65, -64, -3, 0, 50, 64, 64.5, 70]:
+        for step in [Float32(0), 0.4, 1, 5, 40]:
+            var larger = Unit(small + step)
+            var direct = larger.exp(small)
+            var converted = Unit(small).exp(small) * Unit(small).over(larger)
+            assert_true(
+                abs(converted / direct - 1) < 3e-7,
+                String(t"{small} + {step}: {converted} and {direct}"),
+            )
 
 
 def test_float64_satisfies_its_functional_equation() raises:
     # exp(2x) = exp(x)² holds to a few roundings, without trusting another exponential.
+    var unit = Unit(Float64(0))
     var worst = Float64(0)
     for i in range(1, 300_000):
         var x = -Float64(i) / 1000
-        var square = exp_nonpositive(x) * exp_nonpositive(x)
-        worst = max(worst, abs(exp_nonpositive(2 * x) / square - 1))
+        var square = unit.exp(x) * unit.exp(x)
+        worst = max(worst, abs(unit.exp(2 * x) / square - 1))
     assert_true(worst < 1e-15, String(worst))
-    var e = exp_nonpositive(Float64(-1))
+    var e = unit.exp(Float64(-1))
     assert_true(abs(e - 0.36787944117144233) < 1e-16, String(e))
 
 
 def check_special_values[dtype: DType]() raises:
-    assert_equal(exp_nonpositive(Scalar[dtype](0)), 1)
-    assert_equal(exp_nonpositive(Scalar[dtype](-0.0)), 1)
-    assert_equal(exp_nonpositive(neg_inf[dtype]()), 0)
-    assert_equal(exp_nonpositive(Scalar[dtype].MIN_FINITE), 0)
-    assert_equal(exp_nonpositive(Scalar[dtype](-1e-30)), 1)
-    assert_true(isnan(exp_nonpositive(nan[dtype]())))
+    var unit = Unit(Scalar[dtype](0))
+    assert_equal(unit.exp(Scalar[dtype](0)), 1)
+    assert_equal(unit.exp(Scalar[dtype](-0.0)), 1)
+    assert_equal(unit.exp(Scalar[dtype](-1e-30)), 1)
+    assert_equal(unit.exp(neg_inf[dtype]()), 0)
+    assert_equal(unit.exp(Scalar[dtype].MIN_FINITE), 0)
+    assert_true(isnan(unit.exp(nan[dtype]())))
+    var infinite = Unit(inf[dtype]())
+    assert_true(isnan(infinite.exp(inf[dtype]())))
+    assert_equal(infinite.exp(Scalar[dtype](1)), 0)
 
 
 def test_special_values() raises:

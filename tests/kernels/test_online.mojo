@@ -16,34 +16,47 @@ def pair(*values: Float32) -> Pair:
     return result
 
 
+def check_same(a: Pair, b: Pair) raises:
+    assert_equal(a.m, b.m)
+    assert_true(
+        abs(a.d.value - b.d.value) <= 2e-7 * b.d.value,
+        String(t"{a.d.value}, not {b.d.value}"),
+    )
+
+
+def test_probabilities() raises:
+    var normalizer = pair(1, 3, 2, -50).normalizer()
+    var d = 1 + exp(Float64(-1)) + exp(Float64(-2))
+    for x in [Float32(1), 3, 2, -50]:
+        var expected = exp(x.cast[DType.float64]() - 3) / d
+        var p = normalizer.probability(x).cast[DType.float64]()
+        assert_true(abs(p / expected - 1) < 2e-7, String(p))
+
+
 def test_one_by_one_or_all_at_once() raises:
-    var one_by_one = pair(1, 3, 2, -50)
-    var at_once = Pair()
     var four: Array[Float32, 4] = [1, 3, 2, -50]
+    var at_once = Pair()
     at_once.add(four)
-    assert_equal(one_by_one.m, 3)
-    assert_equal(at_once.m, 3)
-    var expected = Float32(1 + exp(Float64(-1)) + exp(Float64(-2)))
-    assert_true(abs(one_by_one.d.value - expected) < 2e-7)
-    assert_true(abs(at_once.d.value - expected) < 2e-7)
+    check_same(at_once, pair(1, 3, 2, -50))
 
 
 def test_merging_two_parts_is_adding_all() raises:
-    var merged = pair(1, 3)
-    merged.merge(pair(2, -50))
-    assert_equal(merged.m, 3)
-    assert_true(abs(merged.d.value - pair(1, 3, 2, -50).d.value) < 2e-7)
+    for offset in [Float32(0), -40, -70, 62, 500, -1e10]:
+        var merged = pair(offset + 1, offset + 3)
+        merged.merge(pair(offset + 2, offset - 50))
+        check_same(
+            merged, pair(offset + 1, offset + 3, offset + 2, offset - 50)
+        )
 
 
 def test_nothing_is_the_identity() raises:
-    var left = Pair()
-    left.merge(pair(1, 3))
-    var right = pair(1, 3)
-    right.merge(Pair())
-    assert_equal(left.m, 3)
-    assert_equal(left.d.value, pair(1, 3).d.value)
-    assert_equal(right.m, 3)
-    assert_equal(right.d.value, pair(1, 3).d.value)
+    for x in [Float32(3), -80, 80, -3e38, 3e38]:
+        var left = Pair()
+        left.merge(pair(x))
+        check_same(left, pair(x))
+        var right = pair(x)
+        right.merge(Pair())
+        check_same(right, pair(x))
 
 
 def test_lanes_collapse_to_their_row() raises:
@@ -53,21 +66,24 @@ def test_lanes_collapse_to_their_row() raises:
             fill=SIMD[DType.float32, 4](1, 3, 2, -50)
         )
     )
-    assert_equal(lanes.collapse().m, 3)
-    assert_true(
-        abs(lanes.collapse().d.value - pair(1, 3, 2, -50).d.value) < 2e-7
-    )
+    check_same(lanes.collapse(), pair(1, 3, 2, -50))
+
+
+def test_a_row_of_one_is_exactly_one() raises:
+    for i in range(-1000, 1000):
+        var x = Float32(i) * 0.137
+        assert_equal(pair(x).normalizer().probability(x), 1)
 
 
 def test_minus_infinity_adds_nothing_and_alone_gives_nan() raises:
     var none = neg_inf[DType.float32]()
-    assert_equal(pair(none, 2, none).d.value, 1)
+    check_same(pair(none, 2, none), pair(2))
     assert_equal(pair(none, 2).normalizer().probability(none), 0)
     var empty = pair(none, none)
     assert_equal(empty.d.value, 0)
     assert_true(isnan(empty.normalizer().probability(none)))
     empty.merge(pair(2))
-    assert_equal(empty.d.value, 1)
+    check_same(empty, pair(2))
 
 
 def test_nan_and_infinity_poison() raises:

@@ -18,8 +18,8 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext
 
-from ..exponential import exp_nonpositive
-from ..online import MaxSum, Sum, accumulator
+from ..exponential import Unit
+from ..online import Normalizer, Sum, accumulator
 from ..rows import Rows, Source, Target
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -75,18 +75,15 @@ def columns_kernel[
             scratch, thread, m, Int(columns)
         )
 
+        var unit = Unit(m)
         var d = Sum[accum, 1]()
         for i in range(start, end, step):
-            d.add(
-                exp_nonpositive(
-                    logits[unsafe_offset=i * Int(inner)].cast[accum]() - m
-                )
-            )
+            d.add(unit.exp(logits[unsafe_offset=i * Int(inner)].cast[accum]()))
         var row_d = tree_reduce[block_size, plus[accum]](
             scratch, thread, d.value, Int(columns)
         )
 
-        var normalizer = MaxSum[accum, 1](m, row_d).normalizer()
+        var normalizer = Normalizer(unit, row_d)
         for i in range(start, end, step):
             probabilities[
                 unsafe_offset=i * Int(inner)

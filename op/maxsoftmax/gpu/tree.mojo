@@ -1,6 +1,6 @@
 """The reference kernel: a block per row, a shared-memory tree for the max and one for the sum.
 
-The threads of a block stride along its row for the max, again for the sum of exp(x - max), and a third time to write:
+The threads of a block stride along its row for the max, again for the sum of exponentials, and a third time to write:
 three reads and one write an element, and only rows that fit in cache together are read from memory just once.
 Published as llm.c's softmax_forward kernel 2 and in Mojo GPU Puzzles 18, there for one size; here for rows of
 any number and length.
@@ -17,8 +17,8 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext
 
-from ..exponential import exp_nonpositive
-from ..online import MaxSum, Sum, accumulator
+from ..exponential import Unit
+from ..online import Normalizer, Sum, accumulator
 from ..rows import Rows, Source, Target
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -56,14 +56,15 @@ def tree_kernel[
             m = max(m, logits[unsafe_offset=i].cast[accum]())
         m = tree_reduce[block_size, larger[accum]](scratch, thread, m)
 
+        var unit = Unit(m)
         var d = Sum[accum, 1]()
         for i in range(thread, Int(n), block_size):
-            d.add(exp_nonpositive(logits[unsafe_offset=i].cast[accum]() - m))
+            d.add(unit.exp(logits[unsafe_offset=i].cast[accum]()))
         var row_d = tree_reduce[block_size, plus[accum]](
             scratch, thread, d.value
         )
 
-        var normalizer = MaxSum[accum, 1](m, row_d).normalizer()
+        var normalizer = Normalizer(unit, row_d)
         for i in range(thread, Int(n), block_size):
             probabilities[unsafe_offset=i] = normalizer.probability(
                 logits[unsafe_offset=i].cast[accum]()
