@@ -3,17 +3,31 @@ from pathlib import Path
 
 import max.driver
 import pytest
+from maxsoftmax.arguments import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 
 DEVICES = ["cpu"] + (["gpu"] if max.driver.accelerator_count() else [])
 
 
+MARKS = {"cpu": (), "gpu": (pytest.mark.gpu,)}
+
+
 def pytest_generate_tests(metafunc):
-    """Runs every test that takes a `device` on each kind of device present."""
+    """Runs every test that takes a `device` on each kind present, and one that takes `how` by each algorithm there."""
     if "device" in metafunc.fixturenames:
-        marks = {"cpu": (), "gpu": (pytest.mark.gpu,)}
-        metafunc.parametrize("device", [pytest.param(d, marks=marks[d]) for d in DEVICES], scope="session")
+        metafunc.parametrize("device", [pytest.param(d, marks=MARKS[d]) for d in DEVICES], scope="session")
+    if "how" in metafunc.fixturenames:
+        ways = [
+            pytest.param(
+                {"device": device, "algorithm": algorithm},
+                marks=(*MARKS[device], pytest.mark.xdist_group(f"{device}-{algorithm}")),
+                id=f"{device}-{algorithm}",
+            )
+            for device in DEVICES
+            for algorithm in ALGORITHMS[device]
+        ]
+        metafunc.parametrize("how", ways, scope="session")
 
 
 def pytest_collection_modifyitems(items):

@@ -15,7 +15,7 @@ import maxsoftmax  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession  # noqa: E402
 from max.graph import DeviceRef, Graph, TensorType  # noqa: E402
-from maxsoftmax.arguments import DTYPES  # noqa: E402
+from maxsoftmax.arguments import ALGORITHMS, DTYPES  # noqa: E402
 
 types = [TensorType(dtype, ("a", "b", "c"), DeviceRef.GPU()) for dtype in DTYPES]
 types.append(TensorType(DType.float32, (64, 50257), DeviceRef.GPU()))
@@ -24,6 +24,7 @@ with Graph("cross", input_types=types, custom_extensions=[maxsoftmax.extension()
     graph.output(
         *[maxsoftmax.ops.softmax(x, axis=axis) for x in values[:-1] for axis in (1, 2)],
         maxsoftmax.ops.softmax(values[-1]),
+        *[maxsoftmax.ops.softmax(values[-1], algorithm=algorithm) for algorithm in ALGORITHMS["gpu"]],
         maxsoftmax.ops.softmax(values[-1], algorithm="tree", block_size=1024),
     )
 with TemporaryDirectory() as folder:

@@ -90,7 +90,9 @@ def test_bad_arguments_add_nothing_to_the_graph(dtype, shape, options, error, me
 def test_wrong_algorithms_name_the_right_ones_of_the_device():
     with (
         Graph("gpu", input_types=[TensorType(DType.float32, ("n",), DeviceRef.GPU())]) as graph,
-        pytest.raises(ValueError, match="algorithm 'best' does not exist on the GPU: choose from 'auto', 'tree'"),
+        pytest.raises(
+            ValueError, match="algorithm 'best' does not exist on the GPU: choose from 'auto', 'elementwise'"
+        ),
     ):
         maxsoftmax.ops.softmax(graph.inputs[0].tensor, algorithm="best")
 

@@ -73,6 +73,16 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         self.d = Sum[Self.dtype, Self.width]()
 
     @inline(.always)
+    def __init__(
+        out self,
+        m: SIMD[Self.dtype, Self.width],
+        d: SIMD[Self.dtype, Self.width],
+    ):
+        """The pair of a maximum and a sum that were found before."""
+        self.m = m
+        self.d = Sum(d)
+
+    @inline(.always)
     def add[
         count: Int
     ](mut self, x: Array[SIMD[Self.dtype, Self.width], count]):
@@ -107,11 +117,9 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     @inline(.always)
     def collapse(self) -> MaxSum[Self.dtype, 1]:
         """Returns the pair of all lanes together."""
-        var total = MaxSum[Self.dtype, 1]()
-        total.m = self.m.reduce_max()
-        var factor = self._over(Unit(SIMD[Self.dtype, Self.width](total.m)))
-        total.d = Sum(((self.d.value - self.d.excess) * factor).reduce_add())
-        return total
+        var m = self.m.reduce_max()
+        var factor = self._over(Unit(SIMD[Self.dtype, Self.width](m)))
+        return {m, ((self.d.value - self.d.excess) * factor).reduce_add()}
 
     @inline(.always)
     def normalizer(self) -> Normalizer[Self.dtype, Self.width]:
@@ -184,15 +192,31 @@ struct Normalizer[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         Returns:
             Probabilities; exactly 1 where e^x is all there is.
         """
-        var e_x = self.unit.exp(x)
-        var d: type_of(x)
-        var reciprocal: type_of(x)
+        return self.divide(self.unit.exp(x))
+
+    @inline(.always)
+    def divide[
+        lanes: SIMDLength
+    ](self, e_x: SIMD[Self.dtype, lanes]) -> SIMD[Self.dtype, lanes]:
+        """Returns `e_x` / d.
+
+        Parameters:
+            lanes: As many as there are rows, or any number for a single row.
+
+        Args:
+            e_x: Exponentials in `unit`.
+
+        Returns:
+            Probabilities.
+        """
+        var d: type_of(e_x)
+        var reciprocal: type_of(e_x)
         comptime if Self.width == 1:
             d = self.d[0]
             reciprocal = self.reciprocal[0]
         else:
-            d = rebind[type_of(x)](self.d)
-            reciprocal = rebind[type_of(x)](self.reciprocal)
+            d = rebind[type_of(e_x)](self.d)
+            reciprocal = rebind[type_of(e_x)](self.reciprocal)
         # Markstein's correction rounds the quotient as a division would, for two operations instead of ten.
         var quotient = e_x * reciprocal
         return quotient.fma(-d, e_x).fma(reciprocal, quotient)

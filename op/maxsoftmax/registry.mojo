@@ -19,6 +19,7 @@ struct Softmax:
         algorithm: StaticString,
         axis: Int,
         block_size: Int,
+        unroll: Int,
     ](
         y: OutputTensor,
         x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
@@ -31,6 +32,7 @@ struct Softmax:
             algorithm: "auto", or the name of a kernel that the device has.
             axis: Which axis sums to 1, counted from 0.
             block_size: Threads a block on a GPU, a power of two up to 1024; ignored on a CPU.
+            unroll: Vectors that a GPU thread has under way at a time, where the kernel has that choice.
 
         Args:
             y: Probabilities, of the shape and dtype of `x`.
@@ -48,6 +50,6 @@ struct Softmax:
                 target_ptr, source_ptr, rows, ctx
             )
         else:
-            gpu.softmax[algorithm, y.dtype, block_size, contiguous](
+            gpu.softmax[algorithm, y.dtype, block_size, unroll, contiguous](
                 target_ptr, source_ptr, rows, ctx
             )

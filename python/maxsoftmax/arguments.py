@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from max.dtype import DType
 from numpy.exceptions import AxisError
@@ -12,11 +12,42 @@ from numpy.exceptions import AxisError
 DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
 """What the kernels compute; anything else has to be converted first."""
 
-ALGORITHMS = {"cpu": ("auto",), "gpu": ("auto", "tree")}
-"""The algorithms of each kind of device."""
-
 BLOCK_SIZE = 128
-"""Threads a block of `tree` unless told otherwise, as in its published form."""
+"""Threads a block unless told otherwise, as in the published kernels."""
+
+UNROLL = 4
+"""Vectors that a thread has under way at a time unless told otherwise."""
+
+
+class Choices(NamedTuple):
+    """What a caller may choose beside an algorithm's name."""
+
+    block_sizes: tuple[int, ...] = ()
+    """Threads a block."""
+    unrolls: tuple[int, ...] = ()
+    """Vectors that a thread has under way at a time."""
+
+
+_ANY = tuple(2**i for i in range(11))
+# Where warps work together, a block has to be whole warps, which are 64 threads on some GPUs.
+_WARPS = (128, 256, 512, 1024)
+
+ALGORITHMS: dict[str, dict[str, Choices]] = {
+    "cpu": {"auto": Choices(), "naive": Choices()},
+    "gpu": {
+        "auto": Choices(),
+        "elementwise": Choices(_ANY),
+        "naive": Choices(_ANY),
+        "tree": Choices(_ANY),
+        "tree_blocked": Choices(_ANY),
+        "warp": Choices(_WARPS),
+        "vector": Choices(_WARPS, (1, 2, 4, 8)),
+        "online": Choices(_WARPS, (1, 2, 4, 8)),
+        "multipass": Choices(_WARPS),
+        "split": Choices(_WARPS),
+    },
+}
+"""The algorithms of each kind of device, and what each leaves to the caller."""
 
 
 def check_dtype(dtype: DType) -> None:
@@ -89,21 +120,35 @@ def check_block_size(block_size: Any, algorithm: str, device: str) -> int:
 
     Raises:
         TypeError: If it is not an integer.
-        ValueError: If it is not a power of two from 1 to 1024, or the algorithm has no such choice.
+        ValueError: If the algorithm has no such choice.
     """
-    if block_size is None:
-        return BLOCK_SIZE
-    if device != "gpu" or algorithm == "auto":
-        raise ValueError(
-            f"block_size {block_size!r} has no meaning for algorithm {algorithm!r} on the {device.upper()}: "
-            "it belongs to 'tree' on a GPU"
-        )
-    if isinstance(block_size, bool):
-        raise TypeError(f"block_size must be an integer, not the bool {block_size}")
+    allowed = ALGORITHMS[device][algorithm].block_sizes
+    return _check_choice("block_size", block_size, BLOCK_SIZE, allowed, f"{algorithm!r} on the {device.upper()}")
+
+
+def check_unroll(unroll: Any, algorithm: str, device: str) -> int:
+    """Returns the vectors under way at a time, `UNROLL` for None.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If the algorithm has no such choice.
+    """
+    allowed = ALGORITHMS[device][algorithm].unrolls
+    return _check_choice("unroll", unroll, UNROLL, allowed, f"{algorithm!r} on the {device.upper()}")
+
+
+def _check_choice(name: str, value: Any, default: int, allowed: tuple[int, ...], algorithm: str) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not the bool {value}")
     try:
-        size = operator.index(block_size)
+        number = operator.index(value)
     except TypeError:
-        raise TypeError(f"block_size must be an integer, not {block_size!r}") from None
-    if not 1 <= size <= 1024 or size & (size - 1):
-        raise ValueError(f"block_size {size} is not a power of two from 1 to 1024")
-    return size
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not allowed:
+        raise ValueError(f"{name} {number} has no meaning for algorithm {algorithm}, which leaves no such choice")
+    if number not in allowed:
+        choices = ", ".join(map(str, allowed))
+        raise ValueError(f"{name} {number} does not exist for algorithm {algorithm}: choose from {choices}")
+    return number

@@ -11,7 +11,7 @@ from max.driver import Buffer, Device
 from max.dtype import DType
 
 from maxsoftmax import runtime
-from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_dtype, normalize_axes
+from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_dtype, check_unroll, normalize_axes
 
 
 def softmax(
@@ -21,6 +21,7 @@ def softmax(
     device: str | Device | None = None,
     algorithm: str = "auto",
     block_size: int | None = None,
+    unroll: int | None = None,
 ) -> Any:
     """Returns softmax of an array: exp(x - max x) / Σ exp(x - max x) along `axis`.
 
@@ -36,8 +37,9 @@ def softmax(
             bits and bfloat16 are computed in float32 or wider.
         axis: The axis or axes that will sum to 1; None for all of them together.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
-        algorithm: "auto", or the name of a kernel that the device has ("tree" on a GPU).
-        block_size: Threads a block for `algorithm="tree"`, a power of two up to 1024; 128 if None.
+        algorithm: "auto", or the name of a kernel that the device has.
+        block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
+        unroll: Vectors that a thread has under way at a time, for "vector" and "online": 1, 2, 4 or 8; 4 if None.
 
     Returns:
         Probabilities: the shape, dtype, kind and device of `x`. Integers become the float that NumPy's `exp` makes of
@@ -45,15 +47,15 @@ def softmax(
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
-        ValueError: If there is no such axis, device, algorithm or block size.
+        ValueError: If there is no such axis, device, algorithm, block size or unroll.
     """
     if isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__"):
         array = _as_floats(x)
-        kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size)
+        kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
         return _of_bits(*_bits(array), normalize_axes(axis, array.ndim), kernel).view(array.dtype)[()]
     buffer = _as_buffer(x)
     where = buffer.device
-    kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size)
+    kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size, unroll)
     axes = normalize_axes(axis, buffer.rank)
     if buffer.dtype in DTYPES and _are_consecutive(axes):
         result = _of_buffer(buffer, Rows.of(tuple(buffer.shape), axes), kernel)
@@ -78,6 +80,7 @@ class Kernel(NamedTuple):
     device: Device
     algorithm: str
     block_size: int | None
+    unroll: int | None
 
 
 class Rows(NamedTuple):
@@ -152,11 +155,14 @@ def _of_buffer(buffer: Buffer, rows: Rows, kernel: Kernel) -> Buffer:
     check_dtype(buffer.dtype)
     check_algorithm(kernel.algorithm, kernel.device.label)
     check_block_size(kernel.block_size, kernel.algorithm, kernel.device.label)
+    check_unroll(kernel.unroll, kernel.algorithm, kernel.device.label)
     shape = tuple(buffer.shape)
     if buffer.num_elements == 0:
         return Buffer(buffer.dtype, shape, buffer.device)
     model = runtime.model(
-        runtime.Signature(kernel.device, buffer.dtype, rows.contiguous, kernel.algorithm, kernel.block_size)
+        runtime.Signature(
+            kernel.device, buffer.dtype, rows.contiguous, kernel.algorithm, kernel.block_size, kernel.unroll
+        )
     )
     result = model.execute(buffer.view(buffer.dtype, rows.shape).to(kernel.device))[0]
     return result.view(buffer.dtype, shape).to(buffer.device)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from max.graph import Graph, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax.arguments import check_algorithm, check_block_size, check_dtype, normalize_axis
+from maxsoftmax.arguments import check_algorithm, check_block_size, check_dtype, check_unroll, normalize_axis
 from maxsoftmax.extension import extension
 
 
 def softmax(
-    x: TensorValueLike, axis: int = -1, *, algorithm: str = "auto", block_size: int | None = None
+    x: TensorValueLike,
+    axis: int = -1,
+    *,
+    algorithm: str = "auto",
+    block_size: int | None = None,
+    unroll: int | None = None,
 ) -> TensorValue:
     """Adds softmax along one axis to the graph that is being built.
 
@@ -21,15 +26,16 @@ def softmax(
         x: Logits: any rank from 1, any dimensions (static or symbolic, 0 included); float32, bfloat16, float16 or
             float64.
         axis: The axis that will sum to 1; negative counts from the last.
-        algorithm: "auto", or the name of a kernel that the device has ("tree" on a GPU).
-        block_size: Threads a block for `algorithm="tree"`, a power of two up to 1024; 128 if None.
+        algorithm: "auto", or the name of a kernel that the device has.
+        block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
+        unroll: Vectors that a thread has under way at a time, for "vector" and "online": 1, 2, 4 or 8; 4 if None.
 
     Returns:
         Probabilities, of the shape, dtype and device of `x`.
 
     Raises:
         TypeError: If the dtype of `x` or the type of another argument is not one of these.
-        ValueError: If `x` is a scalar, or there is no such axis, algorithm or block size.
+        ValueError: If `x` is a scalar, or there is no such axis, algorithm, block size or unroll.
         LookupError: If no graph is being built.
     """
     x = TensorValue(x)
@@ -41,6 +47,7 @@ def softmax(
         "algorithm": check_algorithm(algorithm, device),
         "axis": normalize_axis(axis, x.rank),
         "block_size": check_block_size(block_size, algorithm, device),
+        "unroll": check_unroll(unroll, algorithm, device),
     }
     _load_extension(Graph.current)
     (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=dict(parameters))

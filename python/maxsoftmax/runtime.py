@@ -30,6 +30,7 @@ class Signature:
     """Whether it takes (rows, n), softmax along the last axis, or (outer, n, inner), along the middle one."""
     algorithm: str = "auto"
     block_size: int | None = None
+    unroll: int | None = None
 
     def __str__(self) -> str:
         place = "last axis" if self.contiguous else "inner axis"
@@ -104,6 +105,7 @@ def _graph(signature: Signature) -> Graph:
                 axis=1,
                 algorithm=signature.algorithm,
                 block_size=signature.block_size,
+                unroll=signature.unroll,
             )
         )
     return graph

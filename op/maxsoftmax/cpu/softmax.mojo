@@ -4,6 +4,7 @@ from max.gpu.host import DeviceContext
 
 from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
+from .naive import naive
 from .schedule import run
 from .strided import StridedRows
 
@@ -14,7 +15,7 @@ def softmax[
     """Writes the softmax of every row of `x` to `y`.
 
     Parameters:
-        algorithm: "auto", the only one so far.
+        algorithm: The kernel's name, "naive", or "auto".
         dtype: Dtype of both tensors; the arithmetic is in its accumulator.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
@@ -24,8 +25,10 @@ def softmax[
         rows: How the memory is divided into rows, none of them empty.
         ctx: The CPU to run on.
     """
-    comptime assert algorithm == "auto"
-    comptime if contiguous:
+    comptime assert algorithm == "auto" or algorithm == "naive"
+    comptime if algorithm == "naive":
+        naive(y, x, rows)
+    elif contiguous:
         run(ContiguousRows(y, x, rows), ctx)
     else:
         run(StridedRows(y, x, rows), ctx)

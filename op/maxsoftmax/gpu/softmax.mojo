@@ -4,7 +4,17 @@ from max.gpu.host import DeviceContext
 
 from ..rows import Rows, Source, Target
 from .columns import columns
-from .tree import tree
+from .ladder import (
+    elementwise,
+    multipass,
+    naive,
+    online,
+    split,
+    tree,
+    tree_blocked,
+    vector,
+    warp,
+)
 
 
 comptime AUTO_BLOCK_SIZE = 512
@@ -12,26 +22,48 @@ comptime AUTO_BLOCK_SIZE = 512
 
 
 def softmax[
-    algorithm: StaticString, dtype: DType, block_size: Int, contiguous: Bool
+    algorithm: StaticString,
+    dtype: DType,
+    block_size: Int,
+    unroll: Int,
+    contiguous: Bool,
 ](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
     """Enqueues the softmax of every row of `x` into `y`.
 
     Parameters:
-        algorithm: The kernel's name, "auto" or "tree".
+        algorithm: The kernel's name, or "auto".
         dtype: Dtype of both tensors; the arithmetic is in its accumulator.
         block_size: Threads a block of a kernel chosen by name, a power of two up to 1024.
+        unroll: Vectors that a thread of `vector` or `online` has under way at a time.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
-        y: Probabilities.
-        x: Logits; may be the same memory as `y`.
+        y: Probabilities, not in the memory of `x`.
+        x: Logits.
         rows: How the memory is divided into rows, none of them empty.
         ctx: The GPU and its stream.
     """
-    comptime assert algorithm == "auto" or algorithm == "tree"
     comptime assert block_size.is_power_of_two() and block_size <= 1024
     comptime threads = AUTO_BLOCK_SIZE if algorithm == "auto" else block_size
-    comptime if contiguous:
-        tree[dtype, threads](y, x, rows, ctx)
-    else:
+    comptime if not contiguous:
         columns[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "auto" or algorithm == "tree":
+        tree[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "elementwise":
+        elementwise[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "naive":
+        naive[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "tree_blocked":
+        tree_blocked[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "warp":
+        warp[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "vector":
+        vector[dtype, threads, unroll](y, x, rows, ctx)
+    elif algorithm == "online":
+        online[dtype, threads, unroll](y, x, rows, ctx)
+    elif algorithm == "multipass":
+        multipass[dtype, threads](y, x, rows, ctx)
+    elif algorithm == "split":
+        split[dtype, threads](y, x, rows, ctx)
+    else:
+        comptime assert False, "there is no such algorithm"

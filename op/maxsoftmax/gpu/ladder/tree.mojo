@@ -17,10 +17,10 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext
 
-from ..exponential import Unit
-from ..online import Normalizer, Sum, accumulator
-from ..rows import Rows, Source, Target
-from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
+from ...exponential import Unit
+from ...online import Normalizer, Sum, accumulator
+from ...rows import Rows, Source, Target
+from ..tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
 
 @__llvm_metadata(

@@ -1,0 +1,96 @@
+"""Warp shuffles inside a warp, shared memory only between warps.
+
+Reads and writes as `tree` does. Its reductions take five exchanges between registers, one barrier, and five more, where a
+tree takes a barrier a level; they show on short rows, while long ones wait for memory as before. Published as llm.c's
+softmax_forward kernels 3 and 4 and as step 3 of FastSoftmax.
+"""
+
+from std.memory import unsafe_stack_allocation
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext
+
+from ...exponential import Unit
+from ...online import Normalizer, Sum, accumulator
+from ...rows import Rows, Source, Target
+from ..tree_reduction import MAX_GRID, larger, plus
+from ..warp_reduction import block_reduce
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
+)
+def warp_kernel[
+    dtype: DType, block_size: Int
+](y: Target[dtype], x: Source[dtype], rows: Int64, n: Int64):
+    """Writes the softmax of `rows` rows of `n` contiguous elements.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        block_size: Threads a block, a power of two.
+
+    Args:
+        y: Probabilities; may be the same memory as `x`.
+        x: Logits.
+        rows: How many; block b takes row b and every gridDim-th after it.
+        n: Length of each.
+    """
+    comptime accum = accumulator[dtype]()
+    var scratch = unsafe_stack_allocation[
+        block_size, accum, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+
+    for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
+        var logits = x.unsafe_offset(row * Int(n))
+        var probabilities = y.unsafe_offset(row * Int(n))
+
+        var m = neg_inf[accum]()
+        for i in range(thread, Int(n), block_size):
+            m = max(m, logits[unsafe_offset=i].cast[accum]())
+        m = block_reduce[block_size, larger[accum]](scratch, thread, m)
+
+        var unit = Unit(m)
+        var d = Sum[accum, 1]()
+        for i in range(thread, Int(n), block_size):
+            d.add(unit.exp(logits[unsafe_offset=i].cast[accum]()))
+        var row_d = block_reduce[block_size, plus[accum]](
+            scratch, thread, d.value
+        )
+
+        var normalizer = Normalizer(unit, row_d)
+        for i in range(thread, Int(n), block_size):
+            probabilities[unsafe_offset=i] = normalizer.probability(
+                logits[unsafe_offset=i].cast[accum]()
+            ).cast[dtype]()
+
+
+def warp[
+    dtype: DType, block_size: Int
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Launches `warp_kernel`, a block per row.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        block_size: Threads a block, a power of two.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        rows: Rows along the last axis.
+        ctx: The GPU and its stream.
+    """
+    ctx.enqueue_function[warp_kernel[dtype, block_size]](
+        y,
+        x,
+        Int64(rows.count()),
+        Int64(rows.n),
+        grid_dim=min(rows.count(), MAX_GRID),
+        block_dim=block_size,
+    )
