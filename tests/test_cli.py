@@ -44,9 +44,10 @@ def plain(environment):
 @pytest.fixture(autouse=True)
 def _signals():
     """Undoes what the command does to the process that it runs in."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
 def test_run_writes_beside_the_input_and_is_quiet_without_a_terminal(x, plain):
     result = command("run", "x.npy", environment=plain)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "x.softmax.npy: softmax of 6×5×4 float32\n"
+    assert result.stdout == "x.softmax.npy: softmax of 6×5×4 float32, as float32\n"
     assert result.stderr == ""
     assert sorted(os.listdir()) == ["x.npy", "x.softmax.npy"]
     y = np.load("x.softmax.npy")
@@ -124,7 +125,7 @@ def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain):
             break
         shown += piece
     os.close(terminal)
-    assert process.communicate(timeout=60)[0].decode() == "y.npy: softmax of 6×5×4 float32\n"
+    assert process.communicate(timeout=60)[0].decode() == "y.npy: softmax of 6×5×4 float32, as float32\n"
     assert process.returncode == 0
     assert "compiling softmax of float32 along the last axis on cpu" in shown.decode()
     # The cursor comes back, on a line that was erased.
@@ -136,7 +137,7 @@ def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain):
 @pytest.mark.parametrize("arguments", [["-o", "y.npy"], ["--output=y.npy"]])
 def test_run_writes_where_it_is_told(x, capsys, arguments):
     assert cli.main(["run", "x.npy", *arguments]) == 0
-    assert capsys.readouterr() == ("y.npy: softmax of 6×5×4 float32\n", "")
+    assert capsys.readouterr() == ("y.npy: softmax of 6×5×4 float32, as float32\n", "")
     assert sorted(os.listdir()) == ["x.npy", "y.npy"]
 
 
@@ -162,7 +163,7 @@ def test_run_takes_an_algorithm(x, capsys):
 def test_run_takes_scalars_and_empty_arrays(x, capsys):
     np.save("x.npy", np.float32(3))
     assert cli.main(["run", "x.npy"]) == 0
-    assert capsys.readouterr().out == "x.softmax.npy: softmax of a scalar float32\n"
+    assert capsys.readouterr().out == "x.softmax.npy: softmax of a scalar float32, as float32\n"
     np.save("x.npy", np.empty((0, 3), np.float32))
     assert cli.main(["run", "x.npy"]) == 0
     assert np.load("x.softmax.npy").shape == (0, 3)
@@ -261,10 +262,10 @@ def test_a_terminal_without_unicode_is_no_error(x, plain):
     np.save("x.npy", x[:0])
     result = command("run", "x.npy", environment={**plain, "PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "x.softmax.npy: softmax of 0\\xd75\\xd74 float32\n"
+    assert result.stdout == "x.softmax.npy: softmax of 0\\xd75\\xd74 float32, as float32\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("existing", [True, False])
 def test_an_interrupted_run_leaves_nothing(x, plain, number, existing):
     if existing:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 
 import array_api_strict
@@ -216,6 +218,25 @@ def test_equal_terms_add_up(how, n, low, high):
     check(maxsoftmax.softmax(x, **how), x)
 
 
+def test_what_evolution_found_to_be_hardest(how):
+    # A dominant term and smaller ones that all round the same way.
+    x = np.array([33.27418, 20.567358, 19.468746, 19.468746, 19.468746, 19.343584, 19.579973, 19.468746], np.float32)
+    check(maxsoftmax.softmax(x, **how), x)
+    check(maxsoftmax.softmax(np.tile(x[:, None], (1, 2)), axis=0, **how), np.tile(x[:, None], (1, 2)), axis=0)
+    x = np.full(128, 19.41884232, np.float32)
+    x[77] = 24.27646255
+    check(maxsoftmax.softmax(x, **how), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_too_small_for_a_normal_number(how, dtype):
+    low = {"float32": -104.5, "bfloat16": -93.0, "float16": -18.0, "float64": -746.0}[np.dtype(dtype).name]
+    x = np.concatenate([[0.0], np.linspace(low, low * 0.8, 300)]).astype(dtype)
+    y = maxsoftmax.softmax(x, **how)
+    check(y, x)
+    assert np.count_nonzero((y > 0) & (y < ml_dtypes.finfo(y.dtype).smallest_normal)) > 10
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_sum_to_one(how, dtype):
     tolerance = {2: 2e-2, 4: 2e-6, 8: 1e-14}[np.dtype(dtype).itemsize]
@@ -230,6 +251,30 @@ def test_reruns_give_the_same_bits(how, shape):
     first = maxsoftmax.softmax(x, axis=1, **how)
     for _ in range(20):
         np.testing.assert_array_equal(maxsoftmax.softmax(x, axis=1, **how), first)
+
+
+def test_the_number_of_cores_does_not_matter(environment):
+    program = """
+import hashlib, os, sys
+import numpy as np
+if sys.argv[1] == "one":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import maxsoftmax
+random = np.random.default_rng(0)
+digest = hashlib.sha256()
+for shape, axis in [((3, 100_000), 1), ((7, 40_000), 1), ((40_000, 112), 0), ((2, 30_000, 5), 1)]:
+    x = np.float32(random.standard_normal(shape) * 5 + random.uniform(0, 20, shape))
+    digest.update(maxsoftmax.softmax(x, axis=axis).tobytes())
+print(digest.hexdigest())
+"""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program, cores], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for cores in ("one", "all")
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64
 
 
 def test_rows_do_not_depend_on_their_company(how):
@@ -411,14 +456,15 @@ def test_torch_work_that_is_still_queued_is_waited_for():
         (np.zeros(3), {"axis": -2}, IndexError, r"axis -2 is out of bounds"),
         (np.zeros((2, 3)), {"axis": (0, 0)}, ValueError, r"axis \(0, 0\) names an axis of x twice"),
         (np.zeros((2, 3)), {"axis": (0, -2)}, ValueError, r"names an axis of x twice"),
-        (np.zeros(3), {"axis": 1.5}, TypeError, r"axis must be an integer, not 1.5"),
-        (np.zeros(3), {"axis": "last"}, TypeError, r"axis must be an integer, not 'last'"),
-        (np.zeros(3), {"axis": True}, TypeError, r"axis must be an integer, not the bool True"),
-        (np.zeros(3), {"axis": (0.0,)}, TypeError, r"axis must be an integer, not 0.0"),
-        (np.float32(1), {"axis": 1}, ValueError, r"axis 1 is out of bounds for x of rank 0"),
+        (np.zeros(3), {"axis": 1.5}, TypeError, r"axis must be an integer, a tuple of integers or None, not 1.5"),
+        (np.zeros(3), {"axis": "last"}, TypeError, r"axis must be an integer, .* not 'last'"),
+        (np.zeros(3), {"axis": True}, TypeError, r"axis must be an integer, .* not the bool True"),
+        (np.zeros(3), {"axis": (0.0,)}, TypeError, r"axis must be an integer, .* not 0.0"),
+        (np.float32(1), {"axis": 1}, ValueError, r"axis 1 is out of bounds for x of rank 0: it must be from -1 to 0"),
         (np.zeros(3, complex), {}, TypeError, r"x has dtype complex128, but softmax takes float16"),
         (np.array(["a"]), {}, TypeError, r"x has dtype <U1"),
         (np.array([None]), {}, TypeError, r"x has dtype object"),
+        (np.zeros(3, "V2"), {}, TypeError, r"x has dtype \|V2, .* view it as ml_dtypes.bfloat16"),
         (np.zeros(3, "M8[s]"), {}, TypeError, r"x has dtype datetime64"),
         (np.zeros(3, np.longdouble), {}, TypeError, r"x has dtype float128|x has dtype longdouble"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), {}, TypeError, r"x is a masked array"),

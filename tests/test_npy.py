@@ -34,6 +34,7 @@ def no_kernel(monkeypatch):
 @pytest.fixture(params=SLABS)
 def slab(request, monkeypatch):
     monkeypatch.setattr(npy, "SLAB", request.param)
+    monkeypatch.setattr(npy, "STRIDED", 1)
 
 
 def saved(folder, x):
@@ -70,6 +71,7 @@ def test_slabs_are_softmax_of_the_whole(tmp_path, shape, order):
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_slabs_of_whole_rows_are_the_same_to_the_bit(tmp_path, monkeypatch, axis):
     monkeypatch.setattr(npy, "SLAB", 4000)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     x = logits((10, 16, 32))
     y, steps = transform(x, tmp_path / "y.npy", axis)
     assert len(steps) > 5
@@ -78,6 +80,7 @@ def test_slabs_of_whole_rows_are_the_same_to_the_bit(tmp_path, monkeypatch, axis
 
 def test_integers_become_floats(tmp_path, monkeypatch):
     monkeypatch.setattr(npy, "SLAB", 20)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     for dtype in (np.int32, bool):
         x = saved(tmp_path, (np.arange(60).reshape(6, 10) % 7).astype(dtype))
         y, steps = transform(x, tmp_path / "y.npy")
@@ -89,6 +92,7 @@ def test_integers_become_floats(tmp_path, monkeypatch):
 
 def test_files_from_big_endian_machines(tmp_path, monkeypatch):
     monkeypatch.setattr(npy, "SLAB", 60)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     x = logits((6, 10))
     y, _ = transform(saved(tmp_path, x.astype(">f4")), tmp_path / "y.npy")
     assert y.dtype == np.dtype("=f4")
@@ -115,6 +119,7 @@ def test_every_dtype(tmp_path, dtype, order):
 
 def test_progress_comes_in_slabs(tmp_path, monkeypatch, no_kernel):
     monkeypatch.setattr(npy, "SLAB", 4 * 10 * 3)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     _, steps = transform(logits((7, 10)), tmp_path / "y.npy", 1)
     assert steps == [120, 120, 40]
     _, steps = transform(logits((10, 7)), tmp_path / "y.npy", 0)
@@ -137,6 +142,7 @@ def test_a_scalar(tmp_path, axis):
 
 def test_an_array_in_neither_order(tmp_path, monkeypatch, no_kernel):
     monkeypatch.setattr(npy, "SLAB", 60)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     x = logits((4, 5, 6)).transpose(1, 0, 2)[:, ::2]
     y, _ = transform(x, tmp_path / "y.npy", 1)
     np.testing.assert_allclose(y, scipy.special.softmax(x, axis=1), rtol=1e-6)
@@ -144,6 +150,7 @@ def test_an_array_in_neither_order(tmp_path, monkeypatch, no_kernel):
 
 def test_the_output_may_be_the_input(tmp_path, monkeypatch):
     monkeypatch.setattr(npy, "SLAB", 60)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     x = logits((6, 10))
     y, _ = transform(saved(tmp_path, x), tmp_path / "x.npy")
     np.testing.assert_array_equal(y, maxsoftmax.softmax(x))
@@ -198,6 +205,7 @@ def test_two_that_write_the_same_output_do_not_meet(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_output_appears_whole_or_not_at_all(tmp_path, monkeypatch, error, existing):
     monkeypatch.setattr(npy, "SLAB", 40)
+    monkeypatch.setattr(npy, "STRIDED", 1)
     if existing:
         (tmp_path / "y.npy").write_bytes(b"mine")
     there = []

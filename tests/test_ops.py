@@ -97,6 +97,15 @@ def test_wrong_algorithms_name_the_right_ones_of_the_device():
         maxsoftmax.ops.softmax(graph.inputs[0].tensor, algorithm="best")
 
 
+def test_what_is_not_a_tensor_of_the_graph():
+    with Graph("odd", input_types=[TensorType(DType.float32, ("n",), DeviceRef.CPU())]) as graph:
+        for x in ("logits", None, object()):
+            with pytest.raises(TypeError, match="x must be a tensor of the graph, not "):
+                maxsoftmax.ops.softmax(x)
+        with pytest.raises(TypeError, match=r"x is a value of a graph, not an array: use maxsoftmax.ops.softmax"):
+            maxsoftmax.softmax(graph.inputs[0].tensor)
+
+
 def test_outside_a_graph_it_says_so():
     with Graph("closed", input_types=[TensorType(DType.float32, ("n",), DeviceRef.CPU())]) as graph:
         x = graph.inputs[0].tensor

@@ -1,9 +1,10 @@
-"""Exponentials for softmax: e^x in units of about e^m, where m is the largest x.
+"""Exponentials for softmax: e^x in units of about e^m / 2^64, where m is the largest x.
 
 The obvious e^(x - m) rounds x - m, an error that grows with |x - m|, and where many equal terms make up a sum they all
 make the same one. Here the unit is chosen so that nothing is rounded before the reduction to [-ln 2 / 2, ln 2 / 2]: for a
 small m it is a power of two, and only exponents are subtracted; for a large one it is e^m itself, where x - m is exact
-unless x is so far below that e^x does not count.
+unless x is so far below that e^x does not count. The 2^64 leaves room below: what underflows here is a thousand times
+smaller than the smallest subnormal, and what does not is rounded once, when it is divided by the sum.
 """
 
 from std.memory import bitcast
@@ -11,11 +12,15 @@ from std.memory import bitcast
 from std.utils.numerics import neg_inf
 
 comptime SMALL = 64
-"""Up to which |m| the unit is a power of two. Below half of a larger m, e^x is under e^-32 of e^m."""
+"""Up to which |m| the unit is a power of two. For a larger m, x - m is exact down to x = m / 2 (Sterbenz), and what is
+below has e^x < e^-32 · e^m, so that its error, 2^-24 · |x - m| of that, is lost even in a sum of 2^24 of them."""
+
+comptime HEADROOM = 64
+"""Binary places by which e^m exceeds the unit; the sum of 2^62 such terms is still finite in float32."""
 
 
 struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
-    """What exponentials of a row are counted in: e^offset · 2^exponent, between e^m / √2 and e^m · √2.
+    """What exponentials of a row are counted in: e^offset · 2^exponent, within √2 of e^m / 2^64.
 
     Parameters:
         dtype: The accumulator's dtype, DType.float32 or DType.float64.
@@ -25,7 +30,7 @@ struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     var offset: SIMD[Self.dtype, Self.width]
     """Is m if |m| > `SMALL`, and 0 if not."""
     var exponent: SIMD[Self.dtype, Self.width]
-    """An integer: (m - offset) / ln 2, rounded."""
+    """An integer: (m - offset) / ln 2, rounded, less `HEADROOM`."""
 
     @inline(.always)
     def __init__(out self, m: SIMD[Self.dtype, Self.width]):
@@ -35,9 +40,10 @@ struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         comptime zero = SIMD[Self.dtype, Self.width](0)
         var small = abs(m).le(SMALL)
         self.offset = (small | m.eq(neg_inf[Self.dtype]())).select(zero, m)
-        self.exponent = small.select(
-            m.fma(log2_e, _rounder[Self.dtype]()) - _rounder[Self.dtype](), zero
+        var binary = (
+            m.fma(log2_e, _rounder[Self.dtype]()) - _rounder[Self.dtype]()
         )
+        self.exponent = small.select(binary, zero) - HEADROOM
 
     @inline(.always)
     def exp[
@@ -86,7 +92,7 @@ def _exp[
 
     Args:
         x: Arguments, -inf or NaN, but not inf.
-        exponent: Integers that leave a result of at most 2.
+        exponent: Integers that leave a finite result.
 
     Returns:
         The value; 0 where it is below the smallest normal number; NaN where x is NaN.

@@ -31,7 +31,7 @@ struct Sum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     var value: SIMD[Self.dtype, Self.width]
     """The sum so far, rounded."""
     var excess: SIMD[Self.dtype, Self.width]
-    """By how much `value` exceeds the sum, as far as is known."""
+    """By how much `value` exceeds the sum, as far as is known: less than a unit in its last place."""
 
     @inline(.always)
     def __init__(out self, value: SIMD[Self.dtype, Self.width] = 0):
@@ -45,6 +45,28 @@ struct Sum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         var total = self.value + corrected
         self.excess = (total - self.value) - corrected
         self.value = total
+
+    @inline(.always)
+    def add(mut self, other: Self):
+        """Adds another sum."""
+        self.add(other.value)
+        self.add(-other.excess)
+
+    @inline(.always)
+    def collapse(self) -> Sum[Self.dtype, 1]:
+        """Returns the sum of all lanes."""
+        comptime if Self.width == 1:
+            return rebind[Sum[Self.dtype, 1]](self)
+        else:
+            comptime half = Self.width // 2
+            var low = Sum[Self.dtype, half](self.value.slice[half]())
+            low.excess = self.excess.slice[half]()
+            var high = Sum[Self.dtype, half](
+                self.value.slice[half, offset=half]()
+            )
+            high.excess = self.excess.slice[half, offset=half]()
+            low.add(high)
+            return low.collapse()
 
     @inline(.always)
     def scale(mut self, factor: SIMD[Self.dtype, Self.width]):
@@ -68,7 +90,8 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
 
     @inline(.always)
     def __init__(out self):
-        """The pair of no elements: the identity of `merge`."""
+        """The pair of no elements. Merging it changes nothing but, at times, how d is split into value and excess.
+        """
         self.m = neg_inf[Self.dtype]()
         self.d = Sum[Self.dtype, Self.width]()
 
@@ -76,11 +99,11 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     def __init__(
         out self,
         m: SIMD[Self.dtype, Self.width],
-        d: SIMD[Self.dtype, Self.width],
+        d: Sum[Self.dtype, Self.width],
     ):
         """The pair of a maximum and a sum that were found before."""
         self.m = m
-        self.d = Sum(d)
+        self.d = d
 
     @inline(.always)
     def add[
@@ -89,7 +112,7 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         """Adds `count` logits to every lane, rescaling d only once.
 
         Parameters:
-            count: Logits a lane; few enough (8) that their plain sum is exact to a unit or two in the last place.
+            count: Logits a lane.
 
         Args:
             x: The logits.
@@ -101,25 +124,33 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
             comptime for i in range(0, count - step, 2 * step):
                 largest[i] = max(largest[i], largest[i + step])
         var unit = self._raise(largest[0])
-        var total = SIMD[Self.dtype, Self.width](0)
-        comptime for i in range(count):
-            total += unit.exp(x[i])
-        self.d.add(total)
+        # Four terms summed by halves round twice, which the accuracy can bear; longer sums are compensated.
+        comptime for i in range(0, count, 4):
+            comptime rest = count - i
+            var terms = unit.exp(x[i])
+            comptime if rest >= 2:
+                terms += unit.exp(x[i + 1])
+            comptime if rest == 3:
+                terms += unit.exp(x[i + 2])
+            comptime if rest >= 4:
+                terms += unit.exp(x[i + 2]) + unit.exp(x[i + 3])
+            self.d.add(terms)
 
     @inline(.always)
     def merge(mut self, other: Self):
         """Makes this the pair of both parts, lane by lane."""
         var unit = self._raise(other.m)
-        var factor = other._over(unit)
-        self.d.add(other.d.value * factor)
-        self.d.add(-other.d.excess * factor)
+        var theirs = other.d
+        theirs.scale(other._over(unit))
+        self.d.add(theirs)
 
     @inline(.always)
     def collapse(self) -> MaxSum[Self.dtype, 1]:
         """Returns the pair of all lanes together."""
         var m = self.m.reduce_max()
-        var factor = self._over(Unit(SIMD[Self.dtype, Self.width](m)))
-        return {m, ((self.d.value - self.d.excess) * factor).reduce_add()}
+        var d = self.d
+        d.scale(self._over(Unit(SIMD[Self.dtype, Self.width](m))))
+        return {m, d.collapse()}
 
     @inline(.always)
     def normalizer(self) -> Normalizer[Self.dtype, Self.width]:

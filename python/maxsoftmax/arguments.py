@@ -61,22 +61,24 @@ def check_dtype(dtype: DType) -> None:
         raise TypeError(f"x has dtype {dtype.name}, but softmax takes {allowed}")
 
 
-def normalize_axis(axis: Any, rank: int, name: str = "axis") -> int:
-    """Returns `axis` counted from 0.
+def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
+    """Returns `axis` counted from 0. What the caller allows beside an integer is for it to take out first.
 
     Raises:
         TypeError: If it is not an integer.
         numpy.exceptions.AxisError: If a tensor of this rank has no such axis (a ValueError and an IndexError).
     """
     if isinstance(axis, bool):
-        raise TypeError(f"{name} must be an integer, not the bool {axis}")
+        raise TypeError(f"axis must be {allowed}, not the bool {axis}")
     try:
         index = operator.index(axis)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, not {axis!r}") from None
-    if not -rank <= index < rank:
-        raise AxisError(f"{name} {index} is out of bounds for x of rank {rank}: it must be from {-rank} to {rank - 1}")
-    return index % rank
+        raise TypeError(f"axis must be {allowed}, not {axis!r}") from None
+    # As in NumPy's reductions, a scalar may be asked for its first or last axis.
+    last = max(rank - 1, 0)
+    if not -last - 1 <= index <= last:
+        raise AxisError(f"axis {index} is out of bounds for x of rank {rank}: it must be from {-last - 1} to {last}")
+    return index % max(rank, 1)
 
 
 def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -89,15 +91,12 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
     """
     if axis is None:
         return tuple(range(rank))
-    if not isinstance(axis, Sequence) or isinstance(axis, str):
-        # As in NumPy's reductions, a scalar may be asked for its first or last axis.
-        if rank == 0 and not isinstance(axis, bool) and axis in (0, -1):
-            return ()
-        return (normalize_axis(axis, rank),)
-    axes = sorted(normalize_axis(a, rank) for a in axis)
+    several = isinstance(axis, Sequence) and not isinstance(axis, str)
+    given = axis if several else (axis,)
+    axes = sorted(normalize_axis(a, rank, "an integer, a tuple of integers or None") for a in given)
     if len(set(axes)) < len(axes):
         raise ValueError(f"axis {tuple(axis)} names an axis of x twice")
-    return tuple(axes)
+    return tuple(axes) if rank else ()
 
 
 def check_algorithm(algorithm: Any, device: str) -> str:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # A polite kill cleans up like Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Unless nohup has had it ignored, so does a closed terminal.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         status: int = options.command(options)
         return status
@@ -67,7 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="softmax of a .npy file")
     run.add_argument("input", type=Path, metavar="INPUT.npy", help="logits, from numpy.save; may exceed memory")
     run.add_argument(
-        "-o", "--output", type=Path, metavar="OUTPUT.npy", help="probabilities (default: INPUT.softmax.npy)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUTPUT.npy",
+        help="probabilities; replaced if it exists (default: INPUT.softmax.npy)",
     )
     run.add_argument("--axis", type=_axis, default=-1, metavar="A", help="axis that sums to 1, or 'all' (default: -1)")
     run.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1, … (default: cpu)")
@@ -103,13 +110,13 @@ def _demo(options: argparse.Namespace) -> int:
     correct = True
     for device in runtime.devices():
         for case, x in demo.cases().items():
-            with _showing_compilation():
+            with runtime.observing(_spinner):
                 result = demo.measure(case, x, device)
             correct &= result.correct
             table.add_row(
                 result.case,
                 result.device,
-                f"{result.compile_s:.1f} s" if result.compile_s else "done",
+                f"{result.compile_s:.1f} s" if result.compile_s else "shared",
                 f"{result.run_s * 1e3:.3f} ms",
                 f"{result.error:.1e}" + ("" if result.correct else " WRONG"),
                 f"{result.row_sum:.9f}",
@@ -119,15 +126,8 @@ def _demo(options: argparse.Namespace) -> int:
     return 0 if correct else 1
 
 
-@contextmanager
-def _showing_compilation() -> Iterator[None]:
-    """Shows a spinner on a terminal while a graph compiles."""
-    announce = runtime.announce
-    runtime.announce = lambda signature: log.status(f"compiling {signature}: ten seconds or more the first time")
-    try:
-        yield
-    finally:
-        runtime.announce = announce
+def _spinner(signature: runtime.Signature) -> AbstractContextManager[object]:
+    return log.status(f"compiling {signature}: ten seconds or more the first time")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -145,9 +145,8 @@ def _run(options: argparse.Namespace) -> int:
             yield
             progress.update(task, description="softmax")
 
-        announce, runtime.announce = runtime.announce, compiling
-        try:
-            npy.transform(
+        with runtime.observing(compiling):
+            dtype = npy.transform(
                 x,
                 output,
                 axis=options.axis,
@@ -155,9 +154,7 @@ def _run(options: argparse.Namespace) -> int:
                 algorithm=options.algorithm,
                 advance=lambda done: progress.advance(task, done),
             )
-        finally:
-            runtime.announce = announce
-    out.print(f"{output}: softmax of {'×'.join(map(str, x.shape)) or 'a scalar'} {x.dtype}")
+    out.print(f"{output}: softmax of {'×'.join(map(str, x.shape)) or 'a scalar'} {x.dtype}, as {dtype}")
     return 0
 
 

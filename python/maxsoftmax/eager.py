@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
+from max.graph import Value
 
 from maxsoftmax import runtime
 from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_dtype, check_unroll, normalize_axes
@@ -33,8 +34,7 @@ def softmax(
     Args:
         x: Logits. A NumPy array or whatever `numpy.asarray` takes (strided, Fortran-ordered, integers and bools
             included), or an array that supports DLPack, such as a `torch.Tensor` or a `max.driver.Buffer`, on any
-            device that MAX knows; it is shared, not copied, where its memory is contiguous. Floats of 16, 32 and 64
-            bits and bfloat16 are computed in float32 or wider.
+            device that MAX knows. Memory that is contiguous and writeable is shared, not copied.
         axis: The axis or axes that will sum to 1; None for all of them together.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
         algorithm: "auto", or the name of a kernel that the device has.
@@ -49,6 +49,8 @@ def softmax(
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
         ValueError: If there is no such axis, device, algorithm, block size or unroll.
     """
+    if isinstance(x, Value):
+        raise TypeError("x is a value of a graph, not an array: use maxsoftmax.ops.softmax")
     if isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__"):
         array = _as_floats(x)
         kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
@@ -122,9 +124,9 @@ def _as_floats(x: Any) -> np.ndarray:
         return array.astype(np.exp(np.empty(0, array.dtype)).dtype)
     native = array.dtype.newbyteorder("=")
     if native.name not in ("float16", "float32", "float64", "bfloat16"):
-        raise TypeError(
-            f"x has dtype {array.dtype}, but softmax takes float16, float32, float64, bfloat16, integers and bools"
-        )
+        allowed = "float16, float32, float64, bfloat16, integers and bools"
+        hint = "; bfloat16 comes out of a .npy file as |V2: view it as ml_dtypes.bfloat16" if native == "V2" else ""
+        raise TypeError(f"x has dtype {array.dtype}, but softmax takes {allowed}{hint}")
     return array.astype(native, copy=False)
 
 
@@ -153,17 +155,15 @@ def _of_bits(bits: np.ndarray, dtype: DType, axes: tuple[int, ...], kernel: Kern
 def _of_buffer(buffer: Buffer, rows: Rows, kernel: Kernel) -> Buffer:
     """Returns softmax of a contiguous buffer, on the buffer's device."""
     check_dtype(buffer.dtype)
-    check_algorithm(kernel.algorithm, kernel.device.label)
-    check_block_size(kernel.block_size, kernel.algorithm, kernel.device.label)
-    check_unroll(kernel.unroll, kernel.algorithm, kernel.device.label)
+    where = kernel.device.label
+    algorithm = check_algorithm(kernel.algorithm, where)
+    block_size = check_block_size(kernel.block_size, algorithm, where)
+    unroll = check_unroll(kernel.unroll, algorithm, where)
     shape = tuple(buffer.shape)
     if buffer.num_elements == 0:
         return Buffer(buffer.dtype, shape, buffer.device)
-    model = runtime.model(
-        runtime.Signature(
-            kernel.device, buffer.dtype, rows.contiguous, kernel.algorithm, kernel.block_size, kernel.unroll
-        )
-    )
+    signature = runtime.Signature(kernel.device, buffer.dtype, rows.contiguous, algorithm, block_size, unroll)
+    model = runtime.model(signature)
     result = model.execute(buffer.view(buffer.dtype, rows.shape).to(kernel.device))[0]
     return result.view(buffer.dtype, shape).to(buffer.device)
 
@@ -176,7 +176,7 @@ class _OnQueue:
         self.queue = queue
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(stream=self.queue)
+        return self.array.__dlpack__(**{**options, "stream": self.queue})
 
     def __dlpack_device__(self) -> Any:
         return self.array.__dlpack_device__()
@@ -217,9 +217,8 @@ def _like(x: Any, result: Buffer) -> Any:
         return result
     # Whoever reads it next does so on a queue of its own.
     result.device.synchronize()
-    namespaces = [type(x), sys.modules[type(x).__module__.partition(".")[0]]]
-    if hasattr(x, "__array_namespace__"):
-        namespaces.insert(0, x.__array_namespace__())
+    namespaces = [x.__array_namespace__()] if hasattr(x, "__array_namespace__") else []
+    namespaces += [type(x), sys.modules[type(x).__module__.partition(".")[0]]]
     for namespace in namespaces:
         if hasattr(namespace, "from_dlpack"):
             return namespace.from_dlpack(result)

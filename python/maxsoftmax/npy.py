@@ -20,6 +20,9 @@ from maxsoftmax.eager import Rows, softmax
 SLAB = 64 * 2**20
 """Bytes of input that are computed at a time."""
 
+STRIDED = 8
+"""How many times as many where a slab is a few columns of all lines: each touches every page, so fewer are better."""
+
 
 def read(path: Path) -> np.ndarray:
     """Returns the array in a .npy file, mapped into memory.
@@ -52,8 +55,8 @@ def transform(
     device: str | Device,
     algorithm: str,
     advance: Callable[[int], None],
-) -> None:
-    """Writes softmax of `x` to the .npy file `output`.
+) -> np.dtype[Any]:
+    """Writes softmax of `x` to the .npy file `output` and returns its dtype.
 
     Args:
         x: Logits, in C or Fortran order, mapped or not.
@@ -71,11 +74,11 @@ def transform(
     axes = normalize_axes(axis, x.ndim)
     options: dict[str, Any] = {"device": device, "algorithm": algorithm}
     # Refuses bad arguments before anything is written, and tells the result's dtype.
-    dtype = softmax(np.empty(0, x.dtype), **options).dtype
+    dtype: np.dtype[Any] = softmax(np.empty(0, x.dtype), **options).dtype
     fortran = x.flags.f_contiguous and not x.flags.c_contiguous
     with _replacing(output, x.shape, dtype, fortran) as y:
         if x.size == 0:
-            return
+            return dtype
         source, target = x, y
         if fortran:
             source, target = x.T, y.T
@@ -85,11 +88,15 @@ def transform(
         for slab in _slabs(rows, x.itemsize):
             target[slab] = softmax(source[slab], axis=1, **options)
             advance(source[slab].nbytes)
+    return dtype
 
 
 def _slabs(rows: Rows, itemsize: int) -> Iterator[tuple[slice, slice, slice]]:
     """Yields pieces of whole rows of about `SLAB` bytes: many outer ones, or part of one where that is too long."""
-    columns = max(1, min(rows.inner, SLAB // (rows.n * itemsize)))
+    if rows.n * rows.inner * itemsize <= SLAB:
+        columns = rows.inner
+    else:
+        columns = max(1, min(rows.inner, STRIDED * SLAB // (rows.n * itemsize)))
     step = max(1, SLAB // (rows.n * columns * itemsize)) if columns == rows.inner else 1
     for i in range(0, rows.outer, step):
         for j in range(0, rows.inner, columns):

@@ -1,4 +1,4 @@
-"""Softmax for the values of a MAX graph."""
+"""Softmax for the values of a `max.graph.Graph`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def softmax(
         ValueError: If `x` is a scalar, or there is no such axis, algorithm, block size or unroll.
         LookupError: If no graph is being built.
     """
-    x = TensorValue(x)
+    graph = Graph.current
+    try:
+        x = TensorValue(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"x must be a tensor of the graph, not {x!r}") from error
     device = "gpu" if x.device.is_gpu() else "cpu"
     check_dtype(x.dtype)
     if x.rank == 0:
@@ -49,7 +53,7 @@ def softmax(
         "block_size": check_block_size(block_size, algorithm, device),
         "unroll": check_unroll(unroll, algorithm, device),
     }
-    _load_extension(Graph.current)
+    _load_extension(graph)
     (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=dict(parameters))
     return y.tensor
 

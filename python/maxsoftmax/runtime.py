@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType
 
 from maxsoftmax import ops
+from maxsoftmax.arguments import ALGORITHMS
 from maxsoftmax.extension import extension
 
 
@@ -28,22 +29,24 @@ class Signature:
     """Of its input and output."""
     contiguous: bool
     """Whether it takes (rows, n), softmax along the last axis, or (outer, n, inner), along the middle one."""
-    algorithm: str = "auto"
-    block_size: int | None = None
-    unroll: int | None = None
+    algorithm: str
+    block_size: int
+    unroll: int
+
+    def choices(self) -> dict[str, int]:
+        """Returns what the algorithm leaves to its caller, by name."""
+        leaves = ALGORITHMS[self.device.label][self.algorithm]
+        chosen = {"block_size": (leaves.block_sizes, self.block_size), "unroll": (leaves.unrolls, self.unroll)}
+        return {name: value for name, (allowed, value) in chosen.items() if allowed}
 
     def __str__(self) -> str:
-        place = "last axis" if self.contiguous else "inner axis"
-        return f"softmax of {self.dtype.name} along the {place} on {name(self.device)}"
+        place = "the last axis" if self.contiguous else "an axis before it"
+        return f"softmax of {self.dtype.name} along {place} on {name(self.device)}"
 
 
-def _silently(signature: Signature) -> AbstractContextManager[Any]:
-    return nullcontext()
+Observer = Callable[[Signature], AbstractContextManager[Any]]
 
-
-announce: Callable[[Signature], AbstractContextManager[Any]] = _silently
-"""Entered around every compilation, for a command that wants to show it."""
-
+_observers: list[Observer] = []
 _models: dict[Signature, Model] = {}
 _compiling = threading.Lock()
 
@@ -81,9 +84,21 @@ def model(signature: Signature) -> Model:
         # One lock for all: MAX compiles one graph at a time anyway.
         with _compiling:
             if signature not in _models:
-                with announce(signature):
+                with ExitStack() as stack:
+                    for observer in _observers:
+                        stack.enter_context(observer(signature))
                     _models[signature] = _session(signature.device).load(_graph(signature))
     return _models[signature]
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Enters what `observer` returns around every compilation meanwhile, for whoever wants to show or time it."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
 
 
 @functools.cache
@@ -104,8 +119,7 @@ def _graph(signature: Signature) -> Graph:
                 graph.inputs[0].tensor,
                 axis=1,
                 algorithm=signature.algorithm,
-                block_size=signature.block_size,
-                unroll=signature.unroll,
+                **signature.choices(),
             )
         )
     return graph

@@ -69,6 +69,20 @@ def test_lanes_collapse_to_their_row() raises:
     check_same(lanes.collapse(), pair(1, 3, 2, -50))
 
 
+def test_results_too_small_for_a_normal_number() raises:
+    var normalizer = pair(0, -100, -103.9, -104.5).normalizer()
+    assert_equal(normalizer.probability(Float32(-100)), 3.783506e-44)
+    assert_equal(normalizer.probability(Float32(-103.2)), 1.4012985e-45)
+    assert_equal(normalizer.probability(Float32(-104.5)), 0)
+
+
+def test_sums_collapse_without_loss() raises:
+    var lanes = Sum(
+        SIMD[DType.float32, 8](1, 6e-8, 6e-8, 6e-8, 6e-8, 6e-8, 6e-8, 6e-8)
+    )
+    assert_true(abs(lanes.collapse().value - (1 + 4.2e-7)) < 1.2e-7)
+
+
 def test_a_row_of_one_is_exactly_one() raises:
     for i in range(-1000, 1000):
         var x = Float32(i) * 0.137

@@ -5,10 +5,7 @@ from std.sys import simd_width_of
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import load, store
-from .schedule import Bundles
-
-comptime UNROLL = 8
-"""Vectors between two rescalings of d."""
+from .schedule import UNROLL, Bundles
 
 
 @fieldwise_init

@@ -10,6 +10,9 @@ comptime SPAN = 16384
 """Elements of a row that are reduced by one core before pairs merge. Constant, so that the same input gives the same
 bits whatever the number of cores."""
 
+comptime UNROLL = 8
+"""Vectors between two rescalings of d."""
+
 comptime GRAIN = 32768
 """Fewest elements worth waking another thread for."""
 
@@ -70,13 +73,14 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
         var bundle, span = divmod(task, spans)
         return bundles.reduce(bundle, span * SPAN, min((span + 1) * SPAN, n))
 
-    # Enough bundles to balance by whole ones, each written while its rows are still in the core's cache.
+    # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
+    # or too few elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
 
         @inline(.always)
         def whole(bundle: Int) {imm}:
-            var total = MaxSum[B.accum, B.lanes]()
-            for span in range(spans):
+            var total = span_pair(bundle * spans)
+            for span in range(1, spans):
                 total.merge(span_pair(bundle * spans + span))
             bundles.write(bundle, 0, n, total)
 

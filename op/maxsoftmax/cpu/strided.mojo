@@ -6,10 +6,7 @@ from std.sys import size_of
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import load, store
-from .schedule import Bundles
-
-comptime UNROLL = 8
-"""Elements of each row between two rescalings of d."""
+from .schedule import UNROLL, Bundles
 
 
 @fieldwise_init

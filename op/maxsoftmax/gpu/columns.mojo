@@ -52,8 +52,11 @@ def columns_kernel[
         columns: Rows a block takes at a time, a power of two up to `block_size`.
     """
     comptime accum = accumulator[dtype]()
-    var scratch = unsafe_stack_allocation[
-        block_size, accum, address_space=AddressSpace.SHARED
+    var maxima = unsafe_stack_allocation[
+        block_size, Scalar[accum], address_space=AddressSpace.SHARED
+    ]()
+    var sums = unsafe_stack_allocation[
+        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
     var start = thread // Int(columns)
@@ -72,7 +75,7 @@ def columns_kernel[
         for i in range(start, end, step):
             m = max(m, logits[unsafe_offset=i * Int(inner)].cast[accum]())
         m = tree_reduce[block_size, larger[accum]](
-            scratch, thread, m, Int(columns)
+            maxima, thread, m, Int(columns)
         )
 
         var unit = Unit(m)
@@ -80,10 +83,10 @@ def columns_kernel[
         for i in range(start, end, step):
             d.add(unit.exp(logits[unsafe_offset=i * Int(inner)].cast[accum]()))
         var row_d = tree_reduce[block_size, plus[accum]](
-            scratch, thread, d.value, Int(columns)
+            sums, thread, d, Int(columns)
         )
 
-        var normalizer = Normalizer(unit, row_d)
+        var normalizer = Normalizer(unit, row_d.value)
         for i in range(start, end, step):
             probabilities[
                 unsafe_offset=i * Int(inner)

@@ -2,34 +2,31 @@
 
 from max.gpu.sync import barrier
 
-comptime MAX_GRID = 2**31 - 1
-"""Most blocks that a launch can have along its first dimension."""
+from ..online import Sum
 
-comptime Shared[dtype: DType] = Pointer[
-    Scalar[dtype], MutUntrackedOrigin, address_space=AddressSpace.SHARED
+comptime MAX_GRID = 1 << 20
+"""Most blocks that are launched: they loop over the rest. Times 1024 threads it is within every GPU's limit."""
+
+comptime Shared[T: TrivialRegisterPassable] = Pointer[
+    T, MutUntrackedOrigin, address_space=AddressSpace.SHARED
 ]
-"""A block's scratch memory, one element a thread."""
+"""A block's scratch memory."""
 
 
 @inline(.always)
 def tree_reduce[
-    dtype: DType,
+    T: TrivialRegisterPassable,
     //,
     block_size: Int,
-    combine: def(Scalar[dtype], Scalar[dtype]) thin -> Scalar[dtype],
-](
-    scratch: Shared[dtype],
-    thread: Int,
-    value: Scalar[dtype],
-    columns: Int = 1,
-) -> Scalar[dtype]:
+    combine: def(T, T) thin -> T,
+](scratch: Shared[T], thread: Int, value: T, columns: Int = 1) -> T:
     """Combines the values of a block's threads and hands the result to each.
 
     Seen as a matrix of `block_size // columns` × `columns` threads, every column is reduced on its own: the lower
     half of the rows is folded onto the upper half until one row is left. Every thread of the block must call this.
 
     Parameters:
-        dtype: Dtype of the values.
+        T: Type of the values.
         block_size: Threads a block, a power of two.
         combine: The operation, commutative and associative up to rounding.
 
@@ -66,6 +63,9 @@ def larger[dtype: DType](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
 
 
 @inline(.always)
-def plus[dtype: DType](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
-    """Returns the sum of two values."""
-    return a + b
+def plus[dtype: DType](a: Sum[dtype, 1], b: Sum[dtype, 1]) -> Sum[dtype, 1]:
+    """Returns the sum of two sums, compensated as they are: ten levels of plain ones would cost five roundings.
+    """
+    var result = a
+    result.add(b)
+    return result

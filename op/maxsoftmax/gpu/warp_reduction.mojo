@@ -1,51 +1,55 @@
 """Reduction of one value a thread by warp shuffles, with shared memory between the warps of a block."""
 
+from std.sys import size_of
 from max.gpu import WARP_SIZE
 from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 
+from ..online import MaxSum
 from .tree_reduction import Shared
 
 
 @inline(.always)
 def lanes_reduce[
-    dtype: DType,
+    T: TrivialRegisterPassable,
     //,
-    combine: def(Scalar[dtype], Scalar[dtype]) thin -> Scalar[dtype],
+    combine: def(T, T) thin -> T,
     lanes: Int = WARP_SIZE,
-](value: Scalar[dtype]) -> Scalar[dtype]:
-    """Combines the values of each group of neighbouring lanes by a butterfly: every lane gets the same bits.
+](value: T) -> T:
+    """Combines the values of each group of neighbouring lanes by a butterfly, in registers.
 
     Parameters:
-        dtype: Dtype of the values.
-        combine: The operation, commutative.
+        T: Type of the values, whole words of 4 bytes.
+        combine: The operation, commutative up to rounding.
         lanes: Lanes a group, a power of two up to `WARP_SIZE`.
 
     Args:
         value: This lane's value.
 
     Returns:
-        The combined value of its group.
+        The combined value of its group; its bits are those of the group's first lane only up to rounding.
     """
     var result = value
     var offset = lanes // 2
     while offset > 0:
-        result = combine(result, warp.shuffle_xor(result, UInt32(offset)))
+        result = combine(result, _exchange(result, UInt32(offset)))
         offset //= 2
     return result
 
 
 @inline(.always)
 def block_reduce[
-    dtype: DType,
+    T: TrivialRegisterPassable,
     //,
     block_size: Int,
-    combine: def(Scalar[dtype], Scalar[dtype]) thin -> Scalar[dtype],
-](scratch: Shared[dtype], thread: Int, value: Scalar[dtype]) -> Scalar[dtype]:
-    """Combines the values of a block's threads and hands the result to each. Every thread of the block must call this.
+    combine: def(T, T) thin -> T,
+](scratch: Shared[T], thread: Int, value: T) -> T:
+    """Combines the values of a block's threads and hands the result to each, with the same bits.
+
+    Every thread of the block must call this.
 
     Parameters:
-        dtype: Dtype of the values.
+        T: Type of the values, whole words of 4 bytes.
         block_size: Threads a block, a power of two and at least `WARP_SIZE`.
         combine: The operation, commutative and associative up to rounding.
 
@@ -60,14 +64,39 @@ def block_reduce[
     comptime assert block_size >= WARP_SIZE
     comptime warps = block_size // WARP_SIZE
     var of_warp = lanes_reduce[combine](value)
-    comptime if warps == 1:
-        return of_warp
     if thread % WARP_SIZE == 0:
         scratch[unsafe_offset=thread // WARP_SIZE] = of_warp
     barrier()
-    var result = lanes_reduce[combine, warps](
-        scratch[unsafe_offset=thread % warps]
-    )
+    # In the same order by every thread: 31 more operations at most, and no second exchange.
+    var result = scratch[unsafe_offset=0]
+    for i in range(1, warps):
+        result = combine(result, scratch[unsafe_offset=i])
     # Nobody may write the next value before everybody has read this one.
     barrier()
     return result
+
+
+@inline(.always)
+def merged[
+    dtype: DType
+](a: MaxSum[dtype, 1], b: MaxSum[dtype, 1]) -> MaxSum[dtype, 1]:
+    """Returns the pair of two parts of a row."""
+    var result = a
+    result.merge(b)
+    return result
+
+
+@inline(.always)
+def _exchange[T: TrivialRegisterPassable, //](value: T, offset: UInt32) -> T:
+    """Returns the value of the lane whose index differs by the bit `offset`, word by word.
+    """
+    comptime assert size_of[T]() % 4 == 0
+    var mine = value
+    var theirs = value
+    var source = Pointer(to=mine).unsafe_bitcast[UInt32]()
+    var target = Pointer(to=theirs).unsafe_bitcast[UInt32]()
+    comptime for word in range(size_of[T]() // 4):
+        target[unsafe_offset=word] = warp.shuffle_xor(
+            source[unsafe_offset=word], offset
+        )
+    return theirs

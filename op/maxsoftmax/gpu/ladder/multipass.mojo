@@ -33,7 +33,7 @@ def max_kernel[
 ](maxima: Target[accum], x: Source[dtype], rows: Int64, n: Int64):
     """First launch, a block per row: the maximum of each."""
     var scratch = unsafe_stack_allocation[
-        block_size, accum, address_space=AddressSpace.SHARED
+        block_size, Scalar[accum], address_space=AddressSpace.SHARED
     ]()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var logits = x.unsafe_offset(row * Int(n))
@@ -74,7 +74,7 @@ def sum_kernel[
 ](sums: Target[accum], exponentials: Source[accum], rows: Int64, n: Int64):
     """Third launch, a block per row: the sum of its exponentials."""
     var scratch = unsafe_stack_allocation[
-        block_size, accum, address_space=AddressSpace.SHARED
+        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var terms = exponentials.unsafe_offset(row * Int(n))
@@ -82,10 +82,10 @@ def sum_kernel[
         for i in range(Int(thread_idx.x), Int(n), block_size):
             d.add(terms[unsafe_offset=i])
         var row_d = block_reduce[block_size, plus[accum]](
-            scratch, Int(thread_idx.x), d.value
+            scratch, Int(thread_idx.x), d
         )
         if thread_idx.x == 0:
-            sums[unsafe_offset=row] = row_d
+            sums[unsafe_offset=row] = row_d.value
 
 
 def normalize_kernel[

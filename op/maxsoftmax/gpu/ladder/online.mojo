@@ -17,9 +17,9 @@ from max.gpu.host import DeviceContext
 
 from ...online import MaxSum
 from ...rows import Rows, Source, Target
-from ..pair_reduction import pair_reduce
 from ..stripe import Stripe
 from ..tree_reduction import MAX_GRID
+from ..warp_reduction import block_reduce, merged
 
 
 @__llvm_metadata(
@@ -43,7 +43,7 @@ def online_kernel[
     """
     comptime S = Stripe[dtype, block_size]
     var scratch = unsafe_stack_allocation[
-        2 * block_size, S.accum, address_space=AddressSpace.SHARED
+        block_size, MaxSum[S.accum, 1], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
 
@@ -65,7 +65,9 @@ def online_kernel[
         while vector < stripe.vectors:
             pair.add(stripe.load[1](vector))
             vector += block_size
-        var row_pair = pair_reduce[block_size](scratch, thread, pair.collapse())
+        var row_pair = block_reduce[block_size, merged[S.accum]](
+            scratch, thread, pair.collapse()
+        )
 
         var normalizer = row_pair.normalizer()
         vector = thread

@@ -5,6 +5,7 @@ which writes, cannot start before the second has merged. Published as kernel 3 o
 """
 
 from std.math import ceildiv
+from std.sys import size_of
 from std.memory import unsafe_stack_allocation
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -17,8 +18,11 @@ from max.gpu.host import DeviceContext
 
 from ...online import MaxSum, accumulator
 from ...rows import Rows, Source, Target
-from ..pair_reduction import pair_reduce
 from ..tree_reduction import MAX_GRID
+from ..warp_reduction import block_reduce, merged
+
+comptime Pairs[accum: DType] = Pointer[MaxSum[accum, 1], MutUntrackedOrigin]
+"""Where pairs wait between launches."""
 
 comptime SPAN = 16384
 """Elements of a row that a block reduces."""
@@ -29,10 +33,10 @@ comptime SPAN = 16384
 )
 def span_kernel[
     dtype: DType, accum: DType, block_size: Int
-](pairs: Target[accum], x: Source[dtype], rows: Int64, n: Int64):
-    """First launch, a block per span: its pair, m and d side by side."""
+](pairs: Pairs[accum], x: Source[dtype], rows: Int64, n: Int64):
+    """First launch, a block per span: its pair."""
     var scratch = unsafe_stack_allocation[
-        2 * block_size, accum, address_space=AddressSpace.SHARED
+        block_size, MaxSum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     var spans = ceildiv(Int(n), SPAN)
     for task in range(Int(block_idx.x), Int(rows) * spans, Int(grid_dim.x)):
@@ -47,10 +51,11 @@ def span_kernel[
                     fill=logits[unsafe_offset=i].cast[accum]()
                 )
             )
-        pair = pair_reduce[block_size](scratch, Int(thread_idx.x), pair)
+        pair = block_reduce[block_size, merged[accum]](
+            scratch, Int(thread_idx.x), pair
+        )
         if thread_idx.x == 0:
-            pairs[unsafe_offset=2 * task] = pair.m
-            pairs[unsafe_offset=2 * task + 1] = pair.d.value
+            pairs[unsafe_offset=task] = pair
 
 
 @__llvm_metadata(
@@ -58,22 +63,20 @@ def span_kernel[
 )
 def merge_kernel[
     accum: DType, block_size: Int
-](totals: Target[accum], pairs: Source[accum], rows: Int64, spans: Int64):
+](totals: Pairs[accum], pairs: Pairs[accum], rows: Int64, spans: Int64):
     """Second launch, a block per row: the pair of all its spans."""
     var scratch = unsafe_stack_allocation[
-        2 * block_size, accum, address_space=AddressSpace.SHARED
+        block_size, MaxSum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var pair = MaxSum[accum, 1]()
         for span in range(Int(thread_idx.x), Int(spans), block_size):
-            var at = 2 * (row * Int(spans) + span)
-            pair.merge(
-                MaxSum(pairs[unsafe_offset=at], pairs[unsafe_offset=at + 1])
-            )
-        pair = pair_reduce[block_size](scratch, Int(thread_idx.x), pair)
+            pair.merge(pairs[unsafe_offset=row * Int(spans) + span])
+        pair = block_reduce[block_size, merged[accum]](
+            scratch, Int(thread_idx.x), pair
+        )
         if thread_idx.x == 0:
-            totals[unsafe_offset=2 * row] = pair.m
-            totals[unsafe_offset=2 * row + 1] = pair.d.value
+            totals[unsafe_offset=row] = pair
 
 
 @__llvm_metadata(
@@ -84,7 +87,7 @@ def write_kernel[
 ](
     y: Target[dtype],
     x: Source[dtype],
-    totals: Source[accum],
+    totals: Pairs[accum],
     rows: Int64,
     n: Int64,
 ):
@@ -93,9 +96,7 @@ def write_kernel[
     for task in range(Int(block_idx.x), Int(rows) * spans, Int(grid_dim.x)):
         var row = task // spans
         var start = task % spans * SPAN
-        var normalizer = MaxSum(
-            totals[unsafe_offset=2 * row], totals[unsafe_offset=2 * row + 1]
-        ).normalizer()
+        var normalizer = totals[unsafe_offset=row].normalizer()
         for i in range(
             start + Int(thread_idx.x), min(start + SPAN, Int(n)), block_size
         ):
@@ -125,9 +126,16 @@ def split[
     var n = Int64(rows.n)
     var spans = ceildiv(rows.n, SPAN)
     var tasks = rows.count() * spans
-    var scratch = ctx.enqueue_create_buffer[accum](2 * (tasks + rows.count()))
-    var pairs = scratch.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    var totals = pairs.unsafe_offset(2 * tasks)
+    comptime words = size_of[MaxSum[accum, 1]]() // size_of[accum]()
+    var scratch = ctx.enqueue_create_buffer[accum](
+        words * (tasks + rows.count())
+    )
+    var pairs = (
+        scratch.unsafe_ptr()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+        .unsafe_bitcast[MaxSum[accum, 1]]()
+    )
+    var totals = pairs.unsafe_offset(tasks)
     var blocks = min(tasks, MAX_GRID)
 
     ctx.enqueue_function[span_kernel[dtype, accum, block_size]](

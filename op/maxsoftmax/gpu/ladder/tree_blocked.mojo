@@ -41,8 +41,11 @@ def tree_blocked_kernel[
         n: Length of each.
     """
     comptime accum = accumulator[dtype]()
-    var scratch = unsafe_stack_allocation[
-        block_size, accum, address_space=AddressSpace.SHARED
+    var maxima = unsafe_stack_allocation[
+        block_size, Scalar[accum], address_space=AddressSpace.SHARED
+    ]()
+    var sums = unsafe_stack_allocation[
+        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
     var chunk = ceildiv(Int(n), block_size)
@@ -56,17 +59,15 @@ def tree_blocked_kernel[
         var m = neg_inf[accum]()
         for i in range(start, end):
             m = max(m, logits[unsafe_offset=i].cast[accum]())
-        m = tree_reduce[block_size, larger[accum]](scratch, thread, m)
+        m = tree_reduce[block_size, larger[accum]](maxima, thread, m)
 
         var unit = Unit(m)
         var d = Sum[accum, 1]()
         for i in range(start, end):
             d.add(unit.exp(logits[unsafe_offset=i].cast[accum]()))
-        var row_d = tree_reduce[block_size, plus[accum]](
-            scratch, thread, d.value
-        )
+        var row_d = tree_reduce[block_size, plus[accum]](sums, thread, d)
 
-        var normalizer = Normalizer(unit, row_d)
+        var normalizer = Normalizer(unit, row_d.value)
         for i in range(start, end):
             probabilities[unsafe_offset=i] = normalizer.probability(
                 logits[unsafe_offset=i].cast[accum]()

@@ -43,8 +43,11 @@ def vector_kernel[
         n: Length of each.
     """
     comptime accum = accumulator[dtype]()
-    var scratch = unsafe_stack_allocation[
-        block_size, accum, address_space=AddressSpace.SHARED
+    var maxima = unsafe_stack_allocation[
+        block_size, Scalar[accum], address_space=AddressSpace.SHARED
+    ]()
+    var sums = unsafe_stack_allocation[
+        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
     ]()
     var thread = Int(thread_idx.x)
 
@@ -68,7 +71,7 @@ def vector_kernel[
             largest = max(largest, stripe.load[1](vector)[0])
             vector += block_size
         var m = block_reduce[block_size, larger[accum]](
-            scratch, thread, largest.reduce_max()
+            maxima, thread, largest.reduce_max()
         )
 
         var unit = Unit(m)
@@ -83,10 +86,10 @@ def vector_kernel[
             d.add(unit.exp(stripe.load[1](vector)[0]))
             vector += block_size
         var row_d = block_reduce[block_size, plus[accum]](
-            scratch, thread, d.value.reduce_add()
+            sums, thread, d.collapse()
         )
 
-        var normalizer = Normalizer(unit, row_d)
+        var normalizer = Normalizer(unit, row_d.value)
         vector = thread
         while vector + (unroll - 1) * block_size < stripe.vectors:
             var logits = stripe.load[unroll](vector)
