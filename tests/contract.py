@@ -1,7 +1,11 @@
 """What every softmax has to satisfy, against scipy.special.softmax in float64."""
 
+import ml_dtypes
 import numpy as np
+import pytest
 import scipy.special
+
+DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16, np.float64]
 
 # Below this the contract says nothing of relative error; float16's and bfloat16's last place is counted everywhere.
 SMALLEST = {"float32": 1e-30, "float64": 1e-290}
@@ -50,3 +54,14 @@ def _check_last_place(y, reference):
     # Bits of non-negative floats are ordered like the floats.
     steps = np.abs(y[finite].view(np.uint16).astype(np.int32) - rounded[finite].view(np.uint16).astype(np.int32))
     assert steps.size == 0 or steps.max() <= 1
+
+
+def logits(shape, dtype=np.float32, scale=4.0, seed=0):
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
+
+
+def spare(how, n):
+    """Skips rows that take a teaching kernel minutes: its work grows with n², or a single thread does all of it."""
+    limit = {"elementwise": 1 << 18, "naive": 1 << 22 if how["device"] == "gpu" else None}.get(how["algorithm"])
+    if limit and n > limit:
+        pytest.skip(f"rows of {n} take {how['algorithm']} minutes")

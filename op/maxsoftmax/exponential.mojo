@@ -3,12 +3,11 @@
 The obvious e^(x - m) rounds x - m, an error that grows with |x - m|, and where many equal terms make up a sum they all
 make the same one. Here the unit is chosen so that nothing is rounded before the reduction to [-ln 2 / 2, ln 2 / 2]: for a
 small m it is a power of two, and only exponents are subtracted; for a large one it is e^m itself, where x - m is exact
-unless x is so far below that e^x does not count. The 2^64 leaves room below: what underflows here is a thousand times
-smaller than the smallest subnormal, and what does not is rounded once, when it is divided by the sum.
+unless x is so far below that e^x does not count. The 2^64 leaves room below: what underflows here is thousands of times
+smaller than the smallest subnormal, and what does not is rounded to one only when it is divided by the sum.
 """
 
 from std.memory import bitcast
-
 from std.utils.numerics import neg_inf
 
 comptime SMALL = 64
@@ -34,7 +33,7 @@ struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
 
     @inline(.always)
     def __init__(out self, m: SIMD[Self.dtype, Self.width]):
-        """The unit for a row whose largest element is `m`; 1 if that is -inf.
+        """The unit for a row whose largest element is `m`; any if it is -inf.
         """
         comptime log2_e = Scalar[Self.dtype](1.4426950408889634)
         comptime zero = SIMD[Self.dtype, Self.width](0)

@@ -1,6 +1,6 @@
 """The (max, sum) pair: the one piece of maths that every softmax kernel shares.
 
-For logits x the pair holds m = max x and d = Σ e^x, counted in a unit of about e^m. Two pairs of two parts of a row
+For logits x the pair holds m = max x and d = Σ e^x, counted in the `Unit` of m. Two pairs of two parts of a row
 merge into the pair of the whole row, in any grouping, which is what lets a row be reduced by lanes, threads, blocks
 or cores (Milakov and Gimelshein 2018, arXiv 1805.02867).
 

@@ -1,7 +1,7 @@
 """Warp shuffles inside a warp, shared memory only between warps.
 
-Reads and writes as `tree` does. Its reductions take five exchanges between registers, one barrier, and five more, where a
-tree takes a barrier a level; they show on short rows, while long ones wait for memory as before. Published as llm.c's
+Reads and writes as `tree` does. Its reductions take five exchanges between registers and two barriers, where a tree
+takes a barrier a level; that shows on short rows, while long ones wait for memory as before. Published as llm.c's
 softmax_forward kernels 3 and 4 and as step 3 of FastSoftmax.
 """
 
