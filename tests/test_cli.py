@@ -13,7 +13,6 @@ import maxsoftmax
 import numpy as np
 import pytest
 from contract import check
-from max.driver import accelerator_count
 from maxsoftmax import cache, cli, demo, npy, runtime
 
 COMMAND = [sys.executable, "-m", "maxsoftmax"]
@@ -154,9 +153,10 @@ def test_run_takes_a_device(x, device, capsys):
     np.testing.assert_array_equal(np.load("x.softmax.npy"), maxsoftmax.softmax(x, device=device))
 
 
-@pytest.mark.skipif(not accelerator_count(), reason="the CPU has one algorithm only")
-def test_run_takes_an_algorithm(x, capsys):
-    assert cli.main(["run", "x.npy", "--device", "gpu", "--algorithm", "tree"]) == 0
+def test_run_takes_an_algorithm(x, device, capsys):
+    algorithm = {"cpu": "naive", "gpu": "tree"}[device]
+    assert cli.main(["run", "x.npy", "--device", device, "--algorithm", algorithm]) == 0
+    np.testing.assert_array_equal(np.load("x.softmax.npy"), maxsoftmax.softmax(x, device=device, algorithm=algorithm))
     check(np.load("x.softmax.npy"), x)
 
 
