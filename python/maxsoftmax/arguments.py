@@ -68,12 +68,7 @@ def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
         TypeError: If it is not an integer.
         numpy.exceptions.AxisError: If a tensor of this rank has no such axis (a ValueError and an IndexError).
     """
-    if isinstance(axis, bool):
-        raise TypeError(f"axis must be {allowed}, not the bool {axis}")
-    try:
-        index = operator.index(axis)
-    except TypeError:
-        raise TypeError(f"axis must be {allowed}, not {axis!r}") from None
+    index = _integer("axis", axis, allowed)
     # As in NumPy's reductions, a scalar may be asked for its first or last axis.
     last = max(rank - 1, 0)
     if not -last - 1 <= index <= last:
@@ -139,15 +134,19 @@ def check_unroll(unroll: Any, algorithm: str, device: str) -> int:
 def _check_choice(name: str, value: Any, default: int, allowed: tuple[int, ...], algorithm: str) -> int:
     if value is None:
         return default
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not the bool {value}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    number = _integer(name, value)
     if not allowed:
         raise ValueError(f"{name} {number} has no meaning for algorithm {algorithm}, which leaves no such choice")
     if number not in allowed:
         choices = ", ".join(map(str, allowed))
         raise ValueError(f"{name} {number} does not exist for algorithm {algorithm}: choose from {choices}")
     return number
+
+
+def _integer(name: str, value: Any, allowed: str = "an integer") -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be {allowed}, not the bool {value}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {allowed}, not {value!r}") from None

@@ -54,7 +54,7 @@ def softmax(
         "unroll": check_unroll(unroll, algorithm, device),
     }
     _load_extension(graph)
-    (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=dict(parameters))
+    (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=parameters)
     return y.tensor
 
 
