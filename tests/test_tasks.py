@@ -35,11 +35,16 @@ def checkout(root, tmp_path):
 
 
 def test_there_is_a_test_for_every_task(tasks):
-    assert set(tasks) == {"demo", "test", "format", "lint"}
+    assert set(tasks) == {"demo", "bench", "test", "format", "lint"}
 
 
 def test_demo(tasks, root, environment):
     assert "64×50257" in run(tasks["demo"], root, environment)
+
+
+def test_bench(tasks, root, environment):
+    # Whole suites take minutes.
+    assert "numpy" in run(f"{tasks['bench']} --shape 4x5 --providers numpy", root, environment)
 
 
 def test_lint(tasks, checkout, environment):

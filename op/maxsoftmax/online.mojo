@@ -148,9 +148,15 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     def collapse(self) -> MaxSum[Self.dtype, 1]:
         """Returns the pair of all lanes together."""
         var m = self.m.reduce_max()
+        return {m, self.collapse(m)}
+
+    @inline(.always)
+    def collapse(self, m: Scalar[Self.dtype]) -> Sum[Self.dtype, 1]:
+        """Returns the sum of all lanes in the unit of `m`, which is not smaller than any of theirs.
+        """
         var d = self.d
         d.scale(self._over(Unit(SIMD[Self.dtype, Self.width](m))))
-        return {m, d.collapse()}
+        return d.collapse()
 
     @inline(.always)
     def normalizer(self) -> Normalizer[Self.dtype, Self.width]:

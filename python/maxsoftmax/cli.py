@@ -16,6 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from maxsoftmax import __version__, cache, runtime
+from maxsoftmax.bench import command as bench_command
+from maxsoftmax.bench import tune as bench_tune
 from maxsoftmax.extension import distribution_version, source
 
 
@@ -80,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1, … (default: cpu)")
     run.add_argument("--algorithm", default="auto", metavar="NAME", help="auto, or a kernel's name (default: auto)")
     run.set_defaults(command=_run)
+
+    bench_command.add(commands)
+    bench_tune.add(commands)
 
     info = commands.add_parser("info", help="versions, devices and folders")
     info.set_defaults(command=_info)

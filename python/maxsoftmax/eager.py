@@ -11,8 +11,8 @@ from max.driver import Buffer, Device
 from max.dtype import DType
 from max.graph import Value
 
-from maxsoftmax import runtime
-from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_dtype, check_unroll, normalize_axes
+from maxsoftmax import runtime, tuning
+from maxsoftmax.arguments import DTYPES, check_algorithm, check_dtype, normalize_axes
 
 
 def softmax(
@@ -40,6 +40,7 @@ def softmax(
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
         unroll: Vectors that a thread has under way at a time, for "vector" and "online": 1, 2, 4 or 8; 4 if None.
+            Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
         Probabilities: the shape, dtype, kind and device of `x`. Integers become the float that NumPy's `exp` makes of
@@ -157,12 +158,11 @@ def _of_buffer(buffer: Buffer, rows: Rows, kernel: Kernel) -> Buffer:
     check_dtype(buffer.dtype)
     where = kernel.device.label
     algorithm = check_algorithm(kernel.algorithm, where)
-    block_size = check_block_size(kernel.block_size, algorithm, where)
-    unroll = check_unroll(kernel.unroll, algorithm, where)
+    choice = tuning.choice(kernel.device, algorithm, buffer.dtype, kernel.block_size, kernel.unroll)
     shape = tuple(buffer.shape)
     if buffer.num_elements == 0:
         return Buffer(buffer.dtype, shape, buffer.device)
-    signature = runtime.Signature(kernel.device, buffer.dtype, rows.contiguous, algorithm, block_size, unroll)
+    signature = runtime.Signature(kernel.device, buffer.dtype, rows.contiguous, algorithm, *choice)
     model = runtime.model(signature)
     result = model.execute(buffer.view(buffer.dtype, rows.shape).to(kernel.device))[0]
     return result.view(buffer.dtype, shape).to(buffer.device)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from max.driver import Device
 
+from maxsoftmax import files
 from maxsoftmax.arguments import normalize_axes
 from maxsoftmax.eager import Rows, softmax
 
@@ -106,12 +105,7 @@ def _slabs(rows: Rows, itemsize: int) -> Iterator[tuple[slice, slice, slice]]:
 @contextlib.contextmanager
 def _replacing(output: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool) -> Iterator[np.ndarray]:
     """Yields an array whose file takes the place of `output` at the end, or vanishes if something goes wrong."""
-    output = Path(os.path.realpath(output))
-    if output.exists() and not output.is_file():
-        raise OSError(f"{output} exists and is not a file")
-    # Random, so that it is nobody else's; short, so that it fits wherever the output's name does.
-    partial = output.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
+    with files.replacing(output) as partial:
         try:
             _create(partial, shape, dtype, fortran)
         except OSError as error:
@@ -122,17 +116,11 @@ def _replacing(output: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fortr
             mapped = np.lib.format.open_memmap(partial, mode="r+")
             yield mapped
             mapped.flush()
-        if output.exists():
-            shutil.copymode(output, partial)
-        os.replace(partial, output)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool) -> None:
     """Makes a .npy file of zeros."""
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         file.flush()

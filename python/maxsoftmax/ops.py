@@ -5,7 +5,8 @@ from __future__ import annotations
 from max.graph import Graph, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax.arguments import check_algorithm, check_block_size, check_dtype, check_unroll, normalize_axis
+from maxsoftmax import tuning
+from maxsoftmax.arguments import check_algorithm, check_dtype, normalize_axis
 from maxsoftmax.extension import extension
 
 
@@ -29,6 +30,7 @@ def softmax(
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
         unroll: Vectors that a thread has under way at a time, for "vector" and "online": 1, 2, 4 or 8; 4 if None.
+            Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
         Probabilities, of the shape, dtype and device of `x`.
@@ -47,11 +49,11 @@ def softmax(
     check_dtype(x.dtype)
     if x.rank == 0:
         raise ValueError("x has rank 0, but softmax needs an axis: reshape it to rank 1 first")
+    algorithm = check_algorithm(algorithm, device)
     parameters: dict[str, bool | int | float | str] = {
-        "algorithm": check_algorithm(algorithm, device),
+        "algorithm": algorithm,
         "axis": normalize_axis(axis, x.rank),
-        "block_size": check_block_size(block_size, algorithm, device),
-        "unroll": check_unroll(unroll, algorithm, device),
+        **tuning.choice(x.device, algorithm, x.dtype, block_size, unroll)._asdict(),
     }
     _load_extension(graph)
     (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=parameters)

@@ -80,5 +80,55 @@ def test_every_unroll() raises:
                 )
 
 
+def test_auto_around_every_threshold() raises:
+    """Every kernel of `auto` at its shortest and its longest row, aligned and not.
+    """
+    var device = DeviceContext()
+    var host = DeviceContext(api="cpu")
+    # Vectors of 16 bytes; thresholds in elements come to the same for float32.
+    for vectors in [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        4928,
+        9856,
+        14164,
+        39424,
+        56656,
+        78848,
+    ]:
+        for n in [
+            4 * vectors - 1,
+            4 * vectors,
+            4 * vectors + 1,
+            4 * vectors + 7,
+        ]:
+            check["auto", 1](Rows(3, n, 1), device, host)
+
+
+def test_auto_with_any_number_of_rows() raises:
+    """Blocks without a row, and more rows than a wave of blocks."""
+    var device = DeviceContext()
+    var host = DeviceContext(api="cpu")
+    for rows in [1, 2, 131, 132, 133, 1057]:
+        for n in [5, 12, 100, 1024, 2100]:
+            check["auto", 1](Rows(rows, n, 1), device, host)
+    for rows in [1, 2, 67, 133]:
+        check["auto", 1](Rows(rows, 50257, 1), device, host)
+    check["auto", 1](Rows(2, 1000003, 1), device, host)
+
+
 def main() raises:
     TestSuite.discover_tests[__functions_in_module()]().run()

@@ -3,6 +3,7 @@
 from max.gpu.host import DeviceContext
 
 from ..rows import Rows, Source, Target
+from .choose import auto
 from .columns import columns
 from .ladder import (
     elementwise,
@@ -15,13 +16,6 @@ from .ladder import (
     vector,
     warp,
 )
-
-
-comptime AUTO_BLOCK_SIZE = 512
-"""Threads a block when nobody chose: the size of the published benchmark."""
-
-comptime AUTO_UNROLL = 4
-"""Vectors under way at a time when nobody chose."""
 
 
 def softmax[
@@ -47,29 +41,27 @@ def softmax[
         ctx: The GPU and its stream.
     """
     comptime assert block_size.is_power_of_two() and block_size <= 1024
-    comptime threads = AUTO_BLOCK_SIZE if algorithm == "auto" else block_size
-    comptime if not contiguous:
-        columns[dtype, threads](y, x, rows, ctx)
-    elif algorithm == "auto":
-        # The fastest rung: 8192×50257 float32 takes it 1.38 ms on an H200, `vector` 2.00, `tree` 2.86, a copy 0.78.
-        online[dtype, threads, AUTO_UNROLL](y, x, rows, ctx)
+    comptime if algorithm == "auto":
+        auto[dtype, contiguous](y, x, rows, ctx)
+    elif not contiguous:
+        columns[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "tree":
-        tree[dtype, threads](y, x, rows, ctx)
+        tree[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "elementwise":
-        elementwise[dtype, threads](y, x, rows, ctx)
+        elementwise[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "naive":
-        naive[dtype, threads](y, x, rows, ctx)
+        naive[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "tree_blocked":
-        tree_blocked[dtype, threads](y, x, rows, ctx)
+        tree_blocked[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "warp":
-        warp[dtype, threads](y, x, rows, ctx)
+        warp[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "vector":
-        vector[dtype, threads, unroll](y, x, rows, ctx)
+        vector[dtype, block_size, unroll](y, x, rows, ctx)
     elif algorithm == "online":
-        online[dtype, threads, unroll](y, x, rows, ctx)
+        online[dtype, block_size, unroll](y, x, rows, ctx)
     elif algorithm == "multipass":
-        multipass[dtype, threads](y, x, rows, ctx)
+        multipass[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "split":
-        split[dtype, threads](y, x, rows, ctx)
+        split[dtype, block_size](y, x, rows, ctx)
     else:
         comptime assert False, "there is no such algorithm"

@@ -5,7 +5,6 @@ rescale the sum when the maximum has grown. Published as step 6 of FastSoftmax, 
 and Milakov and Gimelshein 2018 (arXiv 1805.02867). What is left is the second read.
 """
 
-from std.memory import unsafe_stack_allocation
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -19,7 +18,7 @@ from ...online import MaxSum
 from ...rows import Rows, Source, Target
 from ..stripe import Stripe
 from ..tree_reduction import MAX_GRID
-from ..warp_reduction import block_reduce, merged
+from ..warp_reduction import pair_reduce
 
 
 @__llvm_metadata(
@@ -42,9 +41,6 @@ def online_kernel[
         n: Length of each.
     """
     comptime S = Stripe[dtype, block_size]
-    var scratch = unsafe_stack_allocation[
-        block_size, MaxSum[S.accum, 1], address_space=AddressSpace.SHARED
-    ]()
     var thread = Int(thread_idx.x)
 
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
@@ -65,11 +61,8 @@ def online_kernel[
         while vector < stripe.vectors:
             pair.add(stripe.load[1](vector))
             vector += block_size
-        var row_pair = block_reduce[block_size, merged[S.accum]](
-            scratch, thread, pair.collapse()
-        )
 
-        var normalizer = row_pair.normalizer()
+        var normalizer = pair_reduce[block_size](thread, pair).normalizer()
         vector = thread
         while vector + (unroll - 1) * block_size < stripe.vectors:
             var logits = stripe.load[unroll](vector)

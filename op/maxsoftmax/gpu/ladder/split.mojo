@@ -6,7 +6,6 @@ which writes, cannot start before the second has merged. Published as kernel 3 o
 
 from std.math import ceildiv
 from std.sys import size_of
-from std.memory import unsafe_stack_allocation
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -19,7 +18,7 @@ from max.gpu.host import DeviceContext
 from ...online import MaxSum, accumulator
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID
-from ..warp_reduction import block_reduce, merged
+from ..warp_reduction import pair_reduce
 
 comptime Pairs[accum: DType] = Pointer[MaxSum[accum, 1], MutUntrackedOrigin]
 """Where pairs wait between launches."""
@@ -35,9 +34,6 @@ def span_kernel[
     dtype: DType, accum: DType, block_size: Int
 ](pairs: Pairs[accum], x: Source[dtype], rows: Int64, n: Int64):
     """First launch, a block per span: its pair."""
-    var scratch = unsafe_stack_allocation[
-        block_size, MaxSum[accum, 1], address_space=AddressSpace.SHARED
-    ]()
     var spans = ceildiv(Int(n), SPAN)
     for task in range(Int(block_idx.x), Int(rows) * spans, Int(grid_dim.x)):
         var logits = x.unsafe_offset(task // spans * Int(n))
@@ -51,9 +47,7 @@ def span_kernel[
                     fill=logits[unsafe_offset=i].cast[accum]()
                 )
             )
-        pair = block_reduce[block_size, merged[accum]](
-            scratch, Int(thread_idx.x), pair
-        )
+        pair = pair_reduce[block_size](Int(thread_idx.x), pair)
         if thread_idx.x == 0:
             pairs[unsafe_offset=task] = pair
 
@@ -65,16 +59,11 @@ def merge_kernel[
     accum: DType, block_size: Int
 ](totals: Pairs[accum], pairs: Pairs[accum], rows: Int64, spans: Int64):
     """Second launch, a block per row: the pair of all its spans."""
-    var scratch = unsafe_stack_allocation[
-        block_size, MaxSum[accum, 1], address_space=AddressSpace.SHARED
-    ]()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var pair = MaxSum[accum, 1]()
         for span in range(Int(thread_idx.x), Int(spans), block_size):
             pair.merge(pairs[unsafe_offset=row * Int(spans) + span])
-        pair = block_reduce[block_size, merged[accum]](
-            scratch, Int(thread_idx.x), pair
-        )
+        pair = pair_reduce[block_size](Int(thread_idx.x), pair)
         if thread_idx.x == 0:
             totals[unsafe_offset=row] = pair
 

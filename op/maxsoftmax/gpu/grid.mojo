@@ -1,0 +1,214 @@
+"""The fast kernels of rows that do not fit on the chip: two reads and one write an element, in two launches.
+
+Each row is shared by as many blocks as the GPU holds at a time. The first launch leaves a pair of each block in device memory;
+the second merges those of its row, and writes. It goes through the row backwards, so that what was read last, and
+is still in the last cache, is read first.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_stack_allocation
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext
+
+from ..exponential import Scale
+from ..online import Sum
+from ..rows import Rows, Source, Target
+from .cluster import Pair
+from .part import Part
+from .team import greater, largest_lane, maximum, team_reduce, total
+from .tree_reduction import MAX_GRID, Shared
+
+comptime BLOCK_SIZE = 256
+"""Threads a block."""
+
+comptime UNROLL = 4
+"""Vectors that a thread has under way at a time."""
+
+comptime Pairs = Pointer[Pair, MutUntrackedOrigin]
+"""Where pairs wait between the launches."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE)),
+    `nvvm.minctasm`=SIMDLength(1024 // BLOCK_SIZE),
+)
+def pairs_kernel[
+    dtype: DType
+](pairs: Pairs, x: Source[dtype], rows: Int64, n: Int64, blocks: Int64):
+    """First launch: the pair of each block's part of each of its rows."""
+    comptime P = Part[dtype, BLOCK_SIZE]
+    comptime S = Scale[size_of[dtype]() > 2]
+    var scratch = _scratch()
+    var thread = Int(thread_idx.x)
+    var rank = Int(block_idx.x) % Int(blocks)
+    for row in range(
+        Int(block_idx.x) // Int(blocks),
+        Int(rows),
+        Int(grid_dim.x) // Int(blocks),
+    ):
+        var part = P(
+            x.unsafe_mut_cast[True](),
+            x,
+            row,
+            Int(n),
+            thread,
+            rank,
+            Int(blocks),
+        )
+        var edges = part.load_edges(x)
+        var m = largest_lane(edges)
+        var scale = S(m)
+        var d = Sum[DType.float32, P.width]()
+        d.value[0] = scale.exp(edges).reduce_add()
+        for i in range(0, part.rounds(), UNROLL):
+            var raw = Array[P.Raw, UNROLL](fill=P.Raw(neg_inf[dtype]()))
+            comptime for j in range(UNROLL):
+                if part.has(i + j):
+                    raw[j] = part.load(i + j)
+            var largest = raw[0]
+            comptime for j in range(1, UNROLL):
+                largest = maximum(largest, raw[j])
+            m = maximum(m, largest_lane(largest).cast[DType.float32]())
+            var larger = S(m)
+            # The first maximum may be one of nothing, which is no larger than any.
+            d.scale(scale.over(larger) if scale.m <= larger.m else Float32(0))
+            scale = larger
+            var terms = scale.exp(raw[0].cast[DType.float32]())
+            comptime for j in range(1, UNROLL):
+                terms += scale.exp(raw[j].cast[DType.float32]())
+            d.add(terms)
+        var all = team_reduce[BLOCK_SIZE, greater](scratch, thread, m)
+        var sum = team_reduce[BLOCK_SIZE, total](
+            scratch.unsafe_offset(BLOCK_SIZE // WARP_SIZE),
+            thread,
+            Pair(m, d.collapse().value).sum_over(S(all)),
+        )
+        if thread == 0:
+            pairs[unsafe_offset=row * Int(blocks) + rank] = Pair(all, sum)
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE)),
+    `nvvm.minctasm`=SIMDLength(1024 // BLOCK_SIZE),
+)
+def quotients_kernel[
+    dtype: DType
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    pairs: Pairs,
+    rows: Int64,
+    n: Int64,
+    blocks: Int64,
+):
+    """Second launch: each block merges the pairs of a row, and writes its part of it.
+    """
+    comptime P = Part[dtype, BLOCK_SIZE]
+    comptime S = Scale[size_of[dtype]() > 2]
+    var scratch = _scratch()
+    var thread = Int(thread_idx.x)
+    var rank = Int(block_idx.x) % Int(blocks)
+    for row in range(
+        Int(block_idx.x) // Int(blocks),
+        Int(rows),
+        Int(grid_dim.x) // Int(blocks),
+    ):
+        var mine = pairs.unsafe_offset(row * Int(blocks))
+        var m = neg_inf[DType.float32]()
+        for i in range(thread, Int(blocks), BLOCK_SIZE):
+            m = maximum(m, mine[unsafe_offset=i].m)
+        m = team_reduce[BLOCK_SIZE, greater](scratch, thread, m)
+        var scale = S(m)
+        var d = Float32(0)
+        for i in range(thread, Int(blocks), BLOCK_SIZE):
+            d += mine[unsafe_offset=i].sum_over(scale)
+        d = team_reduce[BLOCK_SIZE, total](
+            scratch.unsafe_offset(BLOCK_SIZE // WARP_SIZE), thread, d
+        )
+        var factor = Pair(m, d).reciprocal()
+
+        var part = P(y, x, row, Int(n), thread, rank, Int(blocks))
+        for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
+            var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
+            comptime for j in range(UNROLL):
+                if part.has(group * UNROLL + j):
+                    raw[j] = part.load(group * UNROLL + j)
+            comptime for j in range(UNROLL):
+                if part.has(group * UNROLL + j):
+                    var e = scale.exp(raw[j].cast[DType.float32]())
+                    part.store(group * UNROLL + j, (e * factor).cast[dtype]())
+        part.store_edges(y, scale.exp(part.load_edges(x)) * factor)
+
+
+def grid[
+    dtype: DType
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    rows: Rows,
+    multiprocessors: Int,
+    ctx: DeviceContext,
+) raises:
+    """Launches the two kernels.
+
+    Parameters:
+        dtype: Dtype of both tensors, of 4 bytes or 2.
+
+    Args:
+        y: Probabilities, not in the memory of `x`.
+        x: Logits.
+        rows: Rows along the last axis.
+        multiprocessors: How many the GPU has.
+        ctx: The GPU and its stream.
+    """
+    comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
+    var held = multiprocessors * (1024 // BLOCK_SIZE)
+    var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
+    var count = min(rows.count(), MAX_GRID // blocks) * blocks
+    var memory = ctx.enqueue_create_buffer[DType.float32](
+        2 * rows.count() * blocks
+    )
+    var pairs = (
+        memory.unsafe_ptr()
+        .unsafe_origin_cast[MutUntrackedOrigin]()
+        .unsafe_bitcast[Pair]()
+    )
+    ctx.enqueue_function[pairs_kernel[dtype]](
+        pairs,
+        x,
+        Int64(rows.count()),
+        Int64(rows.n),
+        Int64(blocks),
+        grid_dim=count,
+        block_dim=BLOCK_SIZE,
+    )
+    ctx.enqueue_function[quotients_kernel[dtype]](
+        y,
+        x,
+        pairs,
+        Int64(rows.count()),
+        Int64(rows.n),
+        Int64(blocks),
+        grid_dim=count,
+        block_dim=BLOCK_SIZE,
+    )
+    _ = memory^
+
+
+@inline(.always)
+def _scratch() -> Shared[Float32]:
+    """Returns memory for two reductions of a block."""
+    return unsafe_stack_allocation[
+        2 * BLOCK_SIZE // WARP_SIZE,
+        Float32,
+        address_space=AddressSpace.SHARED,
+    ]()

@@ -1,0 +1,134 @@
+"""What is measured: the cases of each suite, and which ways to compute them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from max.dtype import DType
+
+from maxsoftmax.arguments import ALGORITHMS
+
+
+class Case(NamedTuple):
+    """One softmax: what everybody computes on the same data."""
+
+    shape: tuple[int, ...]
+    dtype: DType = DType.float32
+    axis: int = -1
+
+    @property
+    def size(self) -> int:
+        """Elements of the input, and of the output."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the input; as many are written."""
+        return self.size * int(self.dtype.size_in_bytes)
+
+    @property
+    def moved(self) -> int:
+        """Bytes read once plus bytes written once, the least that any kernel moves."""
+        return 2 * self.nbytes
+
+    @property
+    def place(self) -> int:
+        """The axis, counted from 0."""
+        return self.axis % len(self.shape)
+
+    def __str__(self) -> str:
+        along = "" if self.place == len(self.shape) - 1 else f", axis {self.place}"
+        return f"{'×'.join(map(str, self.shape))} {self.dtype.name}{along}"
+
+
+class Entry(NamedTuple):
+    """A way to compute it: a provider, and for ours the algorithm."""
+
+    provider: str
+    algorithm: str = ""
+    block_size: int | None = None
+    unroll: int | None = None
+
+    def __str__(self) -> str:
+        """Returns the provider's name, for ours with algorithm, block size and unroll: maxsoftmax:online,512,4."""
+        chosen = [str(value) for value in (self.algorithm, self.block_size, self.unroll) if value]
+        return ":".join([self.provider, *([",".join(chosen)] if chosen else [])])
+
+
+class Suite(NamedTuple):
+    """Cases that belong together."""
+
+    title: str
+    device: str
+    """The kind of device it was made for: "cpu" or "gpu"."""
+    cases: tuple[Case, ...]
+    rungs: bool = False
+    """Whether all our algorithms take part, or `auto` only."""
+
+
+BLOCK_SIZE = 512
+"""Threads a block of our rungs in every suite: the published benchmark's."""
+
+PEERS = {
+    "gpu": ("max", "torch", "torch.compile", "liger", "quack", "jax", "cudnn"),
+    "cpu": ("max", "torch", "torch.compile", "jax", "onnxruntime", "scipy", "numpy"),
+}
+"""The providers beside ours, on each kind of device, in the order of their rows."""
+
+_BOTH = (DType.float32, DType.bfloat16)
+
+_VOCABULARIES = (50257, 50304, 128256, 151936, 262144)
+
+SUITES = {
+    "ladder": Suite(
+        "Every rung of the ladder, at the size of a GPT-2 batch of logits",
+        "gpu",
+        (Case((8, 1024, 50257)),),
+        rungs=True,
+    ),
+    "sweep": Suite(
+        "One row, from a thousand elements to sixteen million",
+        "gpu",
+        tuple(Case((1, 2**i)) for i in range(10, 25)),
+        rungs=True,
+    ),
+    "vector": Suite("One row of sixteen million elements", "gpu", (Case((1, 2**24)),), rungs=True),
+    "square": Suite("A matrix that fits in the cache", "gpu", (Case((1024, 1024)),), rungs=True),
+    "llm": Suite(
+        "Logits of language models, and rows of attention scores",
+        "gpu",
+        (
+            *(Case((8192, n), dtype) for n in _VOCABULARIES for dtype in _BOTH),
+            *(Case((2**28 // n, n), dtype) for n in (2**i for i in range(8, 16)) for dtype in _BOTH),
+            *(Case((rows, n), dtype) for rows in (256, 2048) for n in _VOCABULARIES for dtype in _BOTH),
+        ),
+    ),
+    "cpu": Suite(
+        "What fits a processor",
+        "cpu",
+        (
+            Case((128,)),
+            Case((1024, 1024)),
+            Case((32768, 256)),
+            Case((8192, 1024)),
+            Case((64, 128256)),
+            Case((512, 50257)),
+            Case((1, 2**24)),
+            Case((4096, 4096), axis=0),
+            Case((8192, 1024), DType.bfloat16),
+            Case((512, 50257), DType.bfloat16),
+        ),
+        rungs=True,
+    ),
+}
+"""The suites by name; cases that were published keep their published sizes."""
+
+
+def entries(suite: Suite, device: str) -> list[Entry]:
+    """Returns the ways to compute the cases of `suite` on a kind of `device`: ours first, then the peers."""
+    ours = ALGORITHMS[device] if suite.rungs else {"auto": ALGORITHMS[device]["auto"]}
+    return [
+        *(Entry("maxsoftmax", name, BLOCK_SIZE if leaves.block_sizes else None) for name, leaves in ours.items()),
+        *map(Entry, PEERS[device]),
+    ]

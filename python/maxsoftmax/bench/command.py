@@ -1,0 +1,278 @@
+"""The command `maxsoftmax bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from max.dtype import DType
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from maxsoftmax import files, runtime
+from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_unroll, normalize_axis
+from maxsoftmax.bench import chart
+from maxsoftmax.bench.cases import BLOCK_SIZE, SUITES, Case, Entry, Suite, entries
+from maxsoftmax.bench.providers import PROVIDERS
+from maxsoftmax.bench.results import Results
+from maxsoftmax.bench.run import Bench, usable_cores
+from maxsoftmax.bench.table import markdown, tables
+
+REPORT = "report"
+CUSTOM = "custom"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds the command to the parser of `maxsoftmax`."""
+    bench = commands.add_parser(
+        "bench",
+        help="measures our kernels beside other libraries",
+        description="Checks every result against float64, then times it beside a copy of the same bytes.",
+        epilog="suites: "
+        + "; ".join(f"{name}, {suite.title[0].lower()}{suite.title[1:]}" for name, suite in SUITES.items()),
+    )
+    bench.add_argument(
+        "suite",
+        nargs="?",
+        metavar="SUITE",
+        help=f"{', '.join(SUITES)}, or '{REPORT}' to show FILEs again (default: ladder on a GPU, cpu without one)",
+    )
+    bench.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"JSON of earlier runs, for '{REPORT}'")
+    bench.add_argument(
+        "--providers",
+        type=lambda text: text.split(","),
+        metavar="NAMES",
+        help=f"some of {', '.join(PROVIDERS)}; maxsoftmax:NAME is one of our algorithms (default: all of the suite)",
+    )
+    bench.add_argument("--device", metavar="D", help="cpu, gpu, gpu:1, … (default: what the suite was made for)")
+    bench.add_argument(
+        "--shape", action="append", type=shape, metavar="AxBxC", help="a shape instead of the suite's; may be repeated"
+    )
+    bench.add_argument(
+        "--dtype", action="append", type=dtype, metavar="T", help="with --shape: its dtype (default: float32)"
+    )
+    bench.add_argument("--axis", type=int, default=-1, metavar="A", help="with --shape: the axis (default: -1)")
+    bench.add_argument(
+        "--block-size", type=int, metavar="B", help=f"threads a block of our rungs (default: {BLOCK_SIZE})"
+    )
+    bench.add_argument(
+        "--unroll", type=int, metavar="U", help="vectors under way of vector and online (default: theirs)"
+    )
+    bench.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: all cores)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
+    bench.add_argument(
+        "--plot", type=Path, metavar="FILE", help="where the chart goes: .svg or .png, or both without a suffix"
+    )
+    bench.add_argument("--markdown", action="store_true", help=f"with '{REPORT}': tables for a document")
+    bench.set_defaults(command=run)
+    return bench
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command and returns its exit status: 0, 1 if a result was wrong, 130 if interrupted."""
+    _check_targets(options)
+    if options.suite == REPORT:
+        return _report(options)
+    if options.markdown:
+        raise ValueError(f"--markdown is for 'maxsoftmax bench {REPORT}'")
+    if options.files:
+        raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
+    _limit_threads(options.threads)
+    name, suite, device = _chosen(options)
+    device = runtime.device(options.device or device)
+    ways = _ways(options, suite, device.label)
+    bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], options.threads or usable_cores())
+    complete = watch(bench, name, suite.cases, ways, options.json)
+    show(bench.results)
+    if not complete and not any(r.status == "ok" for r in bench.results.records):
+        # Nothing to draw, and that is not what went wrong.
+        options.plot = None
+    _write(bench.results, options)
+    if not complete:
+        return 130
+    return 1 if any(r.status == "wrong" for r in bench.results.records) else 0
+
+
+def _check_targets(options: argparse.Namespace) -> None:
+    """Refuses now what could not be written when all is measured."""
+    targets = [options.json] if options.json else []
+    if options.plot:
+        targets += chart.targets(options.plot)
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("a chart needs matplotlib: pip install 'maxsoftmax[bench]'")
+    for target in targets:
+        files.check(target)
+
+
+def _report(options: argparse.Namespace) -> int:
+    if not options.files:
+        raise ValueError(f"bench {REPORT} needs the JSON files of earlier runs")
+    several = [Results.read(path) for path in options.files]
+    first = several[0]
+    # A chart shows one device; tables can follow one another.
+    if options.plot and any((r.device, r.threads) != (first.device, first.threads) for r in several):
+        raise ValueError("a chart needs results of one device, and these files hold several")
+    if options.json and len(several) > 1:
+        raise ValueError("--json of a report would lose which file a record came from")
+    for results in several:
+        if options.markdown:
+            plain().print(markdown(results))
+        else:
+            show(results)
+    first.records = [record for results in several for record in results.records]
+    _write(first, options)
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
+    """Returns the suite's name, the suite, and the device it runs on unless told otherwise."""
+    present = [runtime.name(device) for device in runtime.devices()]
+    best = "gpu" if "gpu" in present else "cpu"
+    if options.suite and options.suite not in SUITES:
+        raise ValueError(f"suite {options.suite!r} does not exist: choose from {', '.join(SUITES)}, {REPORT}")
+    if options.shape:
+        if options.suite:
+            raise ValueError(f"--shape replaces a suite: leave out {options.suite!r}")
+        shapes, dtypes = options.shape, options.dtype or [DType.float32]
+        for shape in shapes:
+            normalize_axis(options.axis, len(shape))
+        cases = tuple(dict.fromkeys(Case(shape, dtype, options.axis) for shape in shapes for dtype in dtypes))
+        return CUSTOM, Suite("The shapes asked for", best, cases, rungs=True), best
+    if options.dtype or options.axis != -1:
+        raise ValueError("--dtype and --axis go with --shape: a suite has its own")
+    name = options.suite or ("ladder" if best == "gpu" else "cpu")
+    device = SUITES[name].device
+    if device not in present and not options.device:
+        raise ValueError(f"suite {name!r} is for a {device.upper()}, and this machine has none: try 'cpu'")
+    return name, SUITES[name], device
+
+
+def _ways(options: argparse.Namespace, suite: Suite, device: str) -> list[Entry]:
+    """Returns the entries that were asked for."""
+    default = entries(suite, device)
+    if options.providers is None:
+        chosen = default
+    else:
+        chosen = []
+        for text in options.providers:
+            provider, _, algorithm = text.partition(":")
+            if provider not in PROVIDERS:
+                raise ValueError(f"provider {provider!r} does not exist: choose from {', '.join(PROVIDERS)}")
+            if algorithm and provider != "maxsoftmax":
+                raise ValueError(f"provider {provider!r} has no algorithms to choose from, as in {text!r}")
+            if algorithm:
+                check_algorithm(algorithm, device)
+                every = entries(suite._replace(rungs=True), device)
+                chosen += [entry for entry in every if entry.algorithm == algorithm]
+            else:
+                chosen += [e for e in default if e.provider == provider] or [Entry(provider)]
+    return [_configured(entry, options, device) for entry in dict.fromkeys(chosen)]
+
+
+def _configured(entry: Entry, options: argparse.Namespace, device: str) -> Entry:
+    """Returns the entry with the block size and unrolling asked for, where it leaves the choice."""
+    if entry.provider != "maxsoftmax" or entry.algorithm == "auto":
+        return entry
+    if options.block_size is not None:
+        entry = entry._replace(block_size=check_block_size(options.block_size, entry.algorithm, device))
+    if options.unroll is not None and entry.algorithm in ("vector", "online"):
+        entry = entry._replace(unroll=check_unroll(options.unroll, entry.algorithm, device))
+    return entry
+
+
+def _limit_threads(threads: int | None) -> None:
+    """Keeps this process to so many cores, which is what every library looks at when it starts its threads."""
+    if threads is None:
+        return
+    cores = usable_cores()
+    if not 1 <= threads <= cores:
+        raise ValueError(f"--threads {threads} is not from 1 to the {cores} cores of this machine")
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry], keep: Path | None = None) -> bool:
+    """Runs it under a progress bar and returns whether it came to its end, or was interrupted.
+
+    Args:
+        bench: What runs.
+        name: Of the suite.
+        cases: What to measure.
+        ways: How to compute it.
+        keep: Where to write the records so far, after each case: not every end can be caught.
+    """
+    log = plain(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
+        task = progress.add_task(name, total=len(cases) * len(ways))
+
+        def advance(case: Case, entry: Entry) -> None:
+            if keep and bench.results.records and entry == ways[0]:
+                bench.results.write(keep)
+            progress.update(task, completed=len(bench.results.records), description=f"{case}: {entry}")
+
+        try:
+            bench.run(name, cases, ways, advance)
+        except KeyboardInterrupt:
+            log.print(f"interrupted after {len(bench.results.records)} measurements")
+            return False
+    return True
+
+
+def show(results: Results) -> None:
+    """Prints where it was measured, and a table a case."""
+    # A file or a pipe has no width to keep to.
+    out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+    threads = f", {results.threads} threads" if results.threads else ""
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    out.print(f"{results.device}{threads}; {versions}; {results.date}")
+    for table in tables(results):
+        out.print(table)
+
+
+def plain(*, stderr: bool = False) -> Console:
+    """Returns a console that prints text as it is."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+
+
+def _write(results: Results, options: argparse.Namespace) -> None:
+    out = plain()
+    if options.json:
+        results.write(options.json)
+        out.print(f"{options.json}: {len(results.records)} records")
+    if options.plot:
+        written = chart.write(results, options.plot)
+        out.print(f"{', '.join(map(str, written))}: chart")
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Returns the shape that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: If it names none.
+    """
+    try:
+        dims = tuple(int(n) for n in text.replace("×", "x").split("x"))
+    except ValueError:
+        dims = ()
+    if not dims or min(dims) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8192x50257")
+    return dims
+
+
+def dtype(text: str) -> DType:
+    """Returns the dtype that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: If it names none.
+    """
+    aliases = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+    names = {dtype.name: dtype for dtype in DTYPES}
+    if aliases.get(text, text) not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype: choose from {', '.join(names)}")
+    return names[aliases.get(text, text)]

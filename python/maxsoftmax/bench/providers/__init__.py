@@ -1,0 +1,36 @@
+"""The ways to compute softmax, each a small adapter in a file of its own."""
+
+from __future__ import annotations
+
+from maxsoftmax.bench.providers.base import Provider, Unsupported
+from maxsoftmax.bench.providers.cudnn import Cudnn
+from maxsoftmax.bench.providers.jax_jit import Jax
+from maxsoftmax.bench.providers.liger import Liger
+from maxsoftmax.bench.providers.max_builtin import MaxBuiltin
+from maxsoftmax.bench.providers.numpy_ufuncs import Numpy
+from maxsoftmax.bench.providers.onnx_runtime import OnnxRuntime
+from maxsoftmax.bench.providers.ours import MaxSoftmax
+from maxsoftmax.bench.providers.quack import Quack
+from maxsoftmax.bench.providers.scipy_special import Scipy
+from maxsoftmax.bench.providers.torch_compile import TorchCompile
+from maxsoftmax.bench.providers.torch_eager import Torch
+
+__all__ = ["PROVIDERS", "Provider", "Unsupported"]
+
+PROVIDERS: dict[str, type[Provider]] = {
+    p.name: p
+    for p in (
+        MaxSoftmax,
+        MaxBuiltin,
+        Torch,
+        TorchCompile,
+        Liger,
+        Quack,
+        Jax,
+        Cudnn,
+        OnnxRuntime,
+        Scipy,
+        Numpy,
+    )
+}
+"""Every provider's class by its name; making one imports its library."""

@@ -1,0 +1,85 @@
+"""JAX, compiled by XLA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from max.driver import Buffer, Device
+from max.dtype import DType
+
+from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.providers.base import Provider, Unsupported
+
+CHAIN = 32
+"""Softmaxes in one executable at most: XLA compiles each."""
+
+CALLS = 8
+"""Calls that are dispatched before the host waits, where one executable computes one softmax."""
+
+
+class Jax(Provider):
+    """`jax.nn.softmax`. XLA has streams of its own, so several calls are timed together by the host's clock."""
+
+    name = "jax"
+    lazy = True
+    own_stream = True
+
+    def __init__(self, device: Device, threads: int) -> None:
+        super().__init__(device, threads)
+        # The other libraries need memory too.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        if device.is_host:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        import jax
+
+        self.jax = jax
+        if not device.is_host:
+            try:
+                jax.devices("gpu")
+            except RuntimeError as error:
+                raise ImportError("this build of jax has no GPU") from error
+
+    def version(self) -> str:
+        """Returns JAX's version."""
+        return str(self.jax.__version__)
+
+    def share(self, x: Buffer) -> Any:
+        """Returns `x` as a JAX array."""
+        if x.dtype == DType.float64 and not self.jax.config.jax_enable_x64:
+            raise Unsupported("takes no float64 unless configured")
+        # What is not aligned to XLA's liking is copied.
+        return self.jax.dlpack.from_dlpack(x)
+
+    def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
+        """Returns the jitted function."""
+        axis = case.axis
+        function: Callable[[Any], Any] = self.jax.jit(lambda x: self.jax.nn.softmax(x, axis=axis))
+        return function
+
+    def lap(self, function: Callable[[Any], Any], xs: list[Any]) -> Callable[[], list[Any]]:
+        """Returns several softmaxes, one after another, and a wait for the last."""
+        if self.device.is_host:
+            return lambda: [function(x).block_until_ready() for x in xs]
+        if len(xs) == 1:
+            return lambda: self._repeated(function, xs[0])
+        chained, few = self.jax.jit(self._chain(function)), xs[:CHAIN]
+        return lambda: list(self.jax.block_until_ready(chained(few)))
+
+    def _repeated(self, function: Callable[[Any], Any], x: Any) -> list[Any]:
+        for _ in range(CALLS):
+            # Earlier outputs are let go of, so that one after another fits.
+            y = function(x)
+        return [y.block_until_ready()] * CALLS
+
+    def _chain(self, function: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+        def chain(xs: list[Any]) -> list[Any]:
+            ys: list[Any] = []
+            for x in xs:
+                # Each waits for the one before, so that XLA cannot merge them into one kernel.
+                ready = self.jax.lax.optimization_barrier((x, ys[-1]))[0] if ys else x
+                ys.append(function(ready))
+            return ys
+
+        return chain

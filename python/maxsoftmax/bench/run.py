@@ -1,0 +1,111 @@
+"""Runs a suite: every entry on every case, one after the other."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from max.driver import Device
+
+from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.clock import DeviceClock, HostClock
+from maxsoftmax.bench.protocol import Machine, measure, record
+from maxsoftmax.bench.providers import PROVIDERS, Provider
+from maxsoftmax.bench.results import Record, Results
+from maxsoftmax.extension import distribution_version
+
+HOPELESS_S = 0.5
+"""A call on a smaller case that took longer than this spares an entry the larger ones of the same kind."""
+
+Progress = Callable[[Case, Entry], None]
+
+
+class Bench:
+    """One run on one device. Results grow as they come, so an interruption leaves what was measured.
+
+    Args:
+        device: Where to compute.
+        command: What was typed.
+        threads: Of the processor, where that computes.
+    """
+
+    def __init__(self, device: Device, command: Sequence[str], threads: int) -> None:
+        clock = HostClock() if device.is_host else DeviceClock(device)
+        self.machine = Machine(device, clock)
+        self.threads = threads
+        self.providers: dict[str, Provider | str] = {}
+        """Each that took part so far, or why it could not."""
+        versions = {
+            "python": platform.python_version(),
+            "max": distribution_version("max", "modular"),
+            "mojo": distribution_version("mojo-compiler", "mojo"),
+        }
+        self.results = Results(
+            device=processor() if device.is_host else f"{device.model_name} ({device.architecture_name})",
+            versions=versions,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(command),
+            threads=threads if device.is_host else None,
+        )
+
+    def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
+        """Measures all of it, telling `progress` what comes next."""
+        for case in cases:
+            for entry in entries:
+                progress(case, entry)
+                self.results.records.append(self._measure(suite, case, entry))
+
+    def _measure(self, suite: str, case: Case, entry: Entry) -> Record:
+        provider = self._provider(entry.provider)
+        if isinstance(provider, str):
+            return record(suite, case, entry, "missing", note=provider)
+        if reason := self._hopeless(suite, case, entry):
+            return record(suite, case, entry, "missing", note=reason)
+        return measure(suite, case, entry, provider, self.machine)
+
+    def _provider(self, name: str) -> Provider | str:
+        if name not in self.providers:
+            self.providers[name] = self._start(PROVIDERS[name])
+        return self.providers[name]
+
+    def _start(self, kind: type[Provider]) -> Provider | str:
+        label = self.machine.device.label
+        if label not in kind.devices:
+            return f"does not compute on a {label.upper()}"
+        try:
+            provider = kind(self.machine.device, self.threads)
+            self.results.versions[kind.name] = provider.version()
+        except ImportError as error:
+            return f"not installed: {error}"
+        except Exception as error:  # A broken installation is no reason to lose the others.
+            return f"cannot be used: {type(error).__name__}: {error}"
+        return provider
+
+    def _hopeless(self, suite: str, case: Case, entry: Entry) -> str:
+        """Returns why a case would take too long, or nothing."""
+        for other in self.results.records:
+            same = (suite, entry.provider, entry.algorithm, case.dtype.name, case.axis)
+            if same != (other.suite, other.provider, other.algorithm, other.dtype, other.axis):
+                continue
+            if other.median_s and other.median_s > HOPELESS_S and other.size < case.size:
+                return f"not run: {other.case} took {other.median_s:.2f} s"
+        return ""
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Returns the name of the CPU."""
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

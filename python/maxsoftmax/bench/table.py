@@ -1,0 +1,79 @@
+"""Results as tables, in a terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from itertools import groupby
+
+from rich.table import Table
+from rich.text import Text
+
+from maxsoftmax.bench.cases import Entry
+from maxsoftmax.bench.results import Record, Results
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Yields a table a case, in the order of the records."""
+    for (suite, case, dtype), records in groupby(results.records, key=lambda r: (r.suite, r.case, r.dtype)):
+        yield _table(f"{suite}: softmax of {case} {dtype}", list(records))
+
+
+def markdown(results: Results, only: Container[str] | None = None) -> str:
+    """Returns the records as Markdown tables, one a case, for documents.
+
+    Args:
+        results: What to show.
+        only: Providers and algorithms to keep; None for all.
+    """
+    parts = []
+    for (_, case, dtype), group in groupby(results.records, key=lambda r: (r.suite, r.case, r.dtype)):
+        records = list(group)
+        naive = _naive(records)
+        lines = [f"| {case} {dtype} | {' | '.join(COLUMNS)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+        lines += [
+            f"| {r.who if r.provider == 'maxsoftmax' else f'*{r.who}*'} | {' | '.join(_cells(r, naive))} |"
+            for r in records
+            if only is None or r.who in only
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "error")
+"""What is shown of each record."""
+
+
+def _table(title: str, records: list[Record]) -> Table:
+    naive = _naive(records)
+    table = Table(title=title, title_justify="left")
+    table.add_column("provider", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold")
+    for r in records:
+        # Notes hold what libraries said, which is not markup.
+        table.add_row(str(Entry(r.provider, r.algorithm, r.block_size, r.unroll)), *_cells(r, naive), Text(r.note))
+    return table
+
+
+def _naive(records: list[Record]) -> float | None:
+    return next((r.median_s for r in records if r.algorithm == "naive" and r.median_s), None)
+
+
+def _cells(r: Record, naive: float | None) -> list[str]:
+    if r.status == "ok" and r.median_s and r.gbps and r.copy_gbps and r.gflops:
+        return [
+            duration(r.median_s),
+            f"{r.gbps:.1f}" if r.gbps < 100 else f"{r.gbps:.0f}",
+            f"{r.gbps / r.copy_gbps:.0%}",
+            f"{r.gflops:.3g}" if r.gflops < 100 else f"{r.gflops:.0f}",
+            f"{naive / r.median_s:.2f}" if naive else "",
+            f"{r.max_rel_error:.1e}",
+        ]
+    return [r.status.upper(), "", "", "", "", "" if r.max_rel_error is None else f"{r.max_rel_error:.1e}"]
+
+
+def duration(seconds: float) -> str:
+    """Returns a time with four digits, in the unit that suits it."""
+    scale, unit = next((u for u in ((1, "s"), (1e3, "ms")) if seconds * u[0] >= 1), (1e6, "µs"))
+    return f"{seconds * scale:.4g} {unit}"
