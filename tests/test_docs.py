@@ -10,7 +10,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLES = [
     pytest.param(document, *found, id=f"{document.name}-{found[0]}")
     for document in DOCUMENTS
-    for found in re.findall(r"<!-- table: (\S+) ?(.*?) -->\n\n(.*?)\n\n", document.read_text(), re.S)
+    for found in re.findall(r"<!-- table: (\S+)((?: (?!-->)\S+)*) -->\n\n(.*?)\n\n", document.read_text(), re.S)
 ]
 
 
