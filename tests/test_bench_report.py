@@ -782,3 +782,13 @@ def test_the_json_of_a_run_is_json(capsys):
     assert set(given) == {"device", "versions", "date", "command", "threads", "records"}
     (found,) = given["records"]
     assert (found["op"], found["shape"], found["provider"]) == ("softmax", [4, 8], "numpy")
+
+
+def test_whoever_reads_may_stop_early(root, environment):
+    records = root / "benchmarks" / "results" / "h200-sweep.json"
+    command = [sys.executable, "-m", "maxsoftmax", "bench", "report", str(records)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

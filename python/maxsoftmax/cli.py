@@ -11,29 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from maxsoftmax import __version__, cache, runtime
 from maxsoftmax.bench import command as bench_command
 from maxsoftmax.bench import tune as bench_tune
+from maxsoftmax.console import Console
 from maxsoftmax.extension import distribution_version, source
 
-
-class _Console(Console):
-    """Prints text as it is: file names may look like markup or emoji codes."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        """Leaves it to `main`, where rich would exit with status 1."""
-        raise  # noqa: PLE0704 (called while BrokenPipeError is handled)
-
-
-out = _Console()
-log = _Console(stderr=True)
+out = Console()
+log = Console(stderr=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

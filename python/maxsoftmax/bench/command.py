@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from max.dtype import DType
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from maxsoftmax import files, runtime
@@ -21,12 +20,13 @@ from maxsoftmax.bench.providers import PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench, usable_cores
 from maxsoftmax.bench.table import markdown, tables
+from maxsoftmax.console import Console
 
 REPORT = "report"
 CUSTOM = "custom"
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser of `maxsoftmax`."""
     bench = commands.add_parser(
         "bench",
@@ -69,7 +69,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
     )
     bench.add_argument("--markdown", action="store_true", help=f"with '{REPORT}': tables for a document")
     bench.set_defaults(command=run)
-    return bench
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +119,7 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError("--json of a report would lose which file a record came from")
     for results in several:
         if options.markdown:
-            plain().print(markdown(results))
+            Console().print(markdown(results))
         else:
             show(results)
     first.records = [record for results in several for record in results.records]
@@ -206,7 +205,7 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
         ways: How to compute it.
         keep: Where to write the records so far, after each case: not every end can be caught.
     """
-    log = plain(stderr=True)
+    log = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
         task = progress.add_task(name, total=len(cases) * len(ways))
@@ -227,7 +226,7 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
 def show(results: Results) -> None:
     """Prints where it was measured, and a table a case."""
     # A file or a pipe has no width to keep to.
-    out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+    out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     threads = f", {results.threads} threads" if results.threads else ""
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     out.print(f"{results.device}{threads}; {versions}; {results.date}")
@@ -235,13 +234,8 @@ def show(results: Results) -> None:
         out.print(table)
 
 
-def plain(*, stderr: bool = False) -> Console:
-    """Returns a console that prints text as it is."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
-
-
 def _write(results: Results, options: argparse.Namespace) -> None:
-    out = plain()
+    out = Console()
     if options.json:
         results.write(options.json)
         out.print(f"{options.json}: {len(results.records)} records")

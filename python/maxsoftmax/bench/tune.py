@@ -14,6 +14,7 @@ from maxsoftmax.bench import command
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.results import Record
 from maxsoftmax.bench.run import Bench, usable_cores
+from maxsoftmax.console import Console
 from maxsoftmax.tuning import Choice
 
 TUNED = tuple(name for name, leaves in ALGORITHMS["gpu"].items() if leaves.unrolls)
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     if not command.watch(bench, "tune", cases, entries):
         return 130
     command.show(bench.results)
-    out = command.plain()
+    out = Console()
     found = best(bench.results.records)
     for algorithm, (choice, gain) in found.items():
         path = tuning.remember(device, algorithm, options.dtype, choice)
