@@ -153,12 +153,12 @@ def _lines(figure: Figure, records: Sequence[Record]) -> None:
     for i, who in enumerate(dict.fromkeys((r.provider, r.who) for r in records)):
         line = [r for r in records if (r.provider, r.who) == who]
         axes.plot([r.shape[-1] for r in line], [r.gflops or 0 for r in line], label=who[1], **_style(i, who[0]))
-    lengths = sorted({r.shape[-1] for r in records})
-    limit = max(r.copy_gbps or 0 for r in records if r.shape[-1] == lengths[-1])
-    # Five operations for each element read and written.
-    axes.axhline(
-        limit / (2 * _itemsize(records[0])) * 5, color=INK, linestyle="--", linewidth=1, label=f"copy, {limit:.0f} GB/s"
-    )
+    longest = max(r.shape[-1] for r in records)
+    copied = max((r for r in records if r.shape[-1] == longest), key=lambda r: r.copy_gbps or 0.0)
+    # What the best copy would do if it computed on its way.
+    limit = (copied.gflops or 0.0) * (copied.copy_gbps or 0.0) / (copied.gbps or 1.0)
+    label = f"copy, {copied.copy_gbps:.0f} GB/s"
+    axes.axhline(limit, color=INK, linestyle="--", linewidth=1, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(f"length of the row, {records[0].dtype}")
@@ -208,7 +208,3 @@ def _legend(axes: Axes) -> None:
 
 def _time(record: Record) -> float:
     return record.median_s or 0.0
-
-
-def _itemsize(record: Record) -> int:
-    return {"float64": 8, "float32": 4}.get(record.dtype, 2)

@@ -49,10 +49,7 @@ class Record:
     @property
     def size(self) -> int:
         """Elements of the input."""
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return math.prod(self.shape)
 
     @property
     def who(self) -> str:

@@ -14,8 +14,9 @@ from maxsoftmax.bench.results import Record, Results
 
 def tables(results: Results) -> Iterator[Table]:
     """Yields a table a case, in the order of the records."""
-    for (suite, case, dtype), records in groupby(results.records, key=lambda r: (r.suite, r.case, r.dtype)):
-        yield _table(f"{suite}: softmax of {case} {dtype}", list(records))
+    for records in _cases(results):
+        first = records[0]
+        yield _table(f"{first.suite}: softmax of {first.case} {first.dtype}", records)
 
 
 def markdown(results: Results, only: Container[str] | None = None) -> str:
@@ -26,10 +27,12 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
         only: Providers and algorithms to keep; None for all.
     """
     parts = []
-    for (_, case, dtype), group in groupby(results.records, key=lambda r: (r.suite, r.case, r.dtype)):
-        records = list(group)
+    for records in _cases(results):
         naive = _naive(records)
-        lines = [f"| {case} {dtype} | {' | '.join(COLUMNS)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+        lines = [
+            f"| {records[0].case} {records[0].dtype} | {' | '.join(COLUMNS)} |",
+            "|---" + "|---:" * len(COLUMNS) + "|",
+        ]
         lines += [
             f"| {r.who if r.provider == 'maxsoftmax' else f'*{r.who}*'} | {' | '.join(_cells(r, naive))} |"
             for r in records
@@ -41,6 +44,12 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
 
 COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "error")
 """What is shown of each record."""
+
+
+def _cases(results: Results) -> Iterator[list[Record]]:
+    """Yields the records of each case, which follow one another."""
+    for _, records in groupby(results.records, key=lambda r: (r.suite, r.case, r.dtype)):
+        yield list(records)
 
 
 def _table(title: str, records: list[Record]) -> Table:

@@ -42,9 +42,9 @@ class Provider(ABC):
     def version(self) -> str:
         """Returns its library's version."""
 
-    @abstractmethod
     def share(self, x: Buffer) -> Any:
-        """Returns `x` as the provider's kind of array, in the same memory."""
+        """Returns `x` as the provider's kind of array, in the same memory: `x` itself unless it takes another."""
+        return x
 
     @abstractmethod
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:

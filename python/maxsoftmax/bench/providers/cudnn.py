@@ -44,10 +44,6 @@ class Cudnn(Provider):
         number = self.library.cudnnGetVersion()
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
-    def share(self, x: Buffer) -> Buffer:
-        """Returns `x`, whose address is all that counts."""
-        return x
-
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns a call with the case's descriptor."""
         descriptor = ctypes.c_void_p()

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, ops
@@ -24,10 +23,6 @@ class MaxBuiltin(Provider):
     def version(self) -> str:
         """Returns MAX's version."""
         return distribution_version("max", "modular")
-
-    def share(self, x: Buffer) -> Buffer:
-        """Returns `x`, which it takes as it is."""
-        return x
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the compiled graph."""

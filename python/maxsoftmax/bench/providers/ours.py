@@ -26,10 +26,6 @@ class MaxSoftmax(Provider):
         """Returns the package's version."""
         return maxsoftmax.__version__
 
-    def share(self, x: Buffer) -> Buffer:
-        """Returns `x`, which it takes as it is."""
-        return x
-
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns `maxsoftmax.softmax` with the entry's choices."""
         rows = Rows.of(case.shape, (case.place,))
