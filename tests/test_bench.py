@@ -226,13 +226,26 @@ def test_slower_calls_are_repeated_less_often(watch, seconds, repeats):
     assert [given for _, given, _ in clock.of("calls")] == [repeats] * PLACEMENTS
 
 
-def test_laps_of_several_calls_are_repeated_less_often(watch):
+@pytest.mark.parametrize(
+    ("seconds", "turns", "repeats"), [(0.001, 4, 20), (0.024, 4, 4), (0.03, 3, 4), (0.06, 1, 6), (0.3, 1, 1)]
+)
+def test_of_slower_calls_fewer_inputs_take_turns_less_often(watch, seconds, turns, repeats):
     clock = Ledger(cache=100)
-    kind, _ = slow(watch, 0.03)
-    n = rotated(CASE, 100)
-    assert n == 4
+    kind, calls = slow(watch, seconds)
+    assert rotated(CASE, 100) == 4
     measured(kind, clock)
-    assert [repeats for _, repeats, _ in clock.of("calls")] == [3] * PLACEMENTS
+    assert [repeats for _, repeats, _ in clock.of("calls")] == [repeats] * PLACEMENTS
+    # The check, again where the first call may have been slow for its own reasons, and two laps in each placement.
+    assert len(calls) == 1 + (seconds > 0.025) + 2 * turns * PLACEMENTS
+    # Copies always go over all inputs.
+    assert [len(inputs) for (inputs,) in clock.of("copied")] == [4] * PLACEMENTS
+
+
+def test_a_slow_first_call_does_not_count(watch):
+    clock = Ledger(cache=100)
+    kind, calls = slow(watch, 0.09, 0.001)
+    measured(kind, clock)
+    assert len(calls) == 2 + 2 * 4 * PLACEMENTS
 
 
 def test_a_very_long_call_is_made_once(watch):
