@@ -1,11 +1,21 @@
-"""Runs the tree kernels on a GPU, for compute-sanitizer to watch: rows of several lengths, along both axes."""
+"""Runs kernels on a GPU for compute-sanitizer to watch: one shape for each kernel of `auto`, and the tree along both axes."""
 
 import maxsoftmax
+import ml_dtypes
 import numpy as np
 from contract import check
 
+
+def run(shape, axis, algorithm, dtype=np.float32):
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(dtype)
+    check(maxsoftmax.softmax(x, axis=axis, device="gpu", algorithm=algorithm), x, axis=axis)
+
+
 for n in (1, 129, 1025, 50257):
-    for shape, axis in (((3, n), 1), ((2, n, 3), 1)):
-        x = np.random.default_rng(n).standard_normal(shape, dtype=np.float32)
-        check(maxsoftmax.softmax(x, axis=axis, device="gpu", algorithm="tree"), x, axis=axis)
+    run((3, n), 1, "tree")
+    run((2, n, 3), 1, "tree")
+for n in (5, 12, 30, 61, 101, 250, 500, 1001, 1500, 2001, 3001, 4001, 6001, 8001, 12001, 50257, 200001, 400001):
+    run((3, n), 1, "auto")
+    run((3, n), 1, "auto", ml_dtypes.bfloat16)
+run((17, 50257), 1, "auto")
 print("all correct")

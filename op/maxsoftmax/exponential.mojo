@@ -9,6 +9,7 @@ smaller than the smallest subnormal, and what does not is rounded to one only wh
 
 from std.math import exp2
 from std.memory import bitcast
+from std.sys import inlined_assembly, is_nvidia_gpu
 from std.utils.numerics import neg_inf
 
 comptime SMALL = 64
@@ -127,33 +128,36 @@ def _exp[
     return underflows.select(SIMD[dtype, width](0), e_r * power)
 
 
-struct Scale[exact: Bool](TrivialRegisterPassable):
+struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
     """Exponentials in float32 in the fewest operations, for the kernels that have no time for more: e^x in a unit of
     about e^m / 2^`HEADROOM`, where m is the largest x.
 
     Parameters:
         exact: Whether to a relative error of 1e-7, in thirteen operations and in the unit `Unit(m)`; or to 2^-18, which
             is plenty for results of 16 bits, in two and in a unit of its own.
+        width: Number of scales, one a lane.
     """
 
-    var m: Float32
+    comptime Values = SIMD[DType.float32, Self.width]
+
+    var m: Self.Values
     """The maximum; 0 where there is nothing but -inf, whose exponentials are 0 in any unit."""
-    var offset: Float32
+    var offset: Self.Values
     """What is subtracted from x, where exact."""
-    var slope: Float32
+    var slope: Self.Values
     """Else what it is multiplied by: log2 e, or less where x is so large that the next smaller one's exponential is 0."""
-    var intercept: Float32
+    var intercept: Self.Values
     """What is added to the product."""
-    var floor: Float32
+    var floor: Self.Values
     """Where exact, the smallest x - offset that makes a difference."""
 
     @inline(.always)
-    def __init__(out self, m: Float32):
+    def __init__(out self, m: Self.Values):
         """The scale of maximum `m`."""
         comptime log2_e = Float32(1.4426950408889634)
         # No two numbers of 11 bits that are this large are less than 64 apart.
         comptime steep = Float32(1 << 17)
-        self.m = Float32(0) if m.eq(neg_inf[DType.float32]()) else m
+        self.m = m.eq(neg_inf[DType.float32]()).select(Self.Values(0), m)
         var size = abs(self.m)
         comptime if Self.exact:
             var unit = Unit(self.m)
@@ -164,19 +168,22 @@ struct Scale[exact: Bool](TrivialRegisterPassable):
             self.floor = self.m - unit.offset - 131
         else:
             self.offset = 0
-            self.slope = log2_e if size < steep else 2 * steep / size
+            self.slope = size.lt(steep).select(
+                Self.Values(log2_e),
+                quotient(Self.Values(2 * steep), size),
+            )
             # What is rounded off here is a factor common to all of the row.
-            self.intercept = (-self.m).fma(self.slope, Float32(HEADROOM))
+            self.intercept = (-self.m).fma(self.slope, Self.Values(HEADROOM))
             self.floor = 0
 
     @inline(.always)
     def exp[
-        width: SIMDLength, //
-    ](self, x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        lanes: SIMDLength, //
+    ](self, x: SIMD[DType.float32, lanes]) -> SIMD[DType.float32, lanes]:
         """Returns e^x in the unit.
 
         Parameters:
-            width: Lanes.
+            lanes: As many as there are scales, or any number for a single scale.
 
         Args:
             x: Values up to m, or -inf. NaN and inf give anything: a row's maximum tells that they are there.
@@ -184,14 +191,17 @@ struct Scale[exact: Bool](TrivialRegisterPassable):
         Returns:
             The value; less than 2^-124 where it is to be 0.
         """
-        comptime V = SIMD[DType.float32, width]
+        comptime V = SIMD[DType.float32, lanes]
+        var intercept = _spread[lanes](self.intercept)
         comptime if not Self.exact:
-            return exp2(x.fma(V(self.slope), V(self.intercept)))
+            return exp2(x.fma(_spread[lanes](self.slope), intercept))
         comptime log2_e_high = Float32(1.4426950216293335)
         comptime log2_e_low = Float32(1.9259629911e-08)
-        var below = max(x - self.offset, V(self.floor))
-        var shifted = below.fma(log2_e_high, V(self.intercept))
-        var f = below.fma(log2_e_high, V(self.intercept) - shifted)
+        var below = max(
+            x - _spread[lanes](self.offset), _spread[lanes](self.floor)
+        )
+        var shifted = below.fma(log2_e_high, intercept)
+        var f = below.fma(log2_e_high, intercept - shifted)
         f = below.fma(log2_e_low, f)
         # 2^f on [-1/2, 1/2], fitted to the least relative error (2e-9) with 2^0 = 1.
         var p = V(1.5353361912145942e-04)
@@ -207,18 +217,53 @@ struct Scale[exact: Bool](TrivialRegisterPassable):
         )
 
     @inline(.always)
-    def over(self, larger: Self) -> Float32:
+    def over(self, larger: Self) -> Self.Values:
         """Returns this unit in terms of that of a maximum that is not smaller.
         """
         comptime if Self.exact:
-            return Unit(self.m).over(Unit(larger.m))[0]
-        if self.m.eq(larger.m):
-            return 1
+            return Unit(self.m).over(Unit(larger.m))
         # Where slopes differ, one of the two is nothing beside the other.
-        return (
-            exp2(larger.intercept - self.intercept) if self.slope
-            == larger.slope else 0
+        var factor = self.slope.eq(larger.slope).select(
+            exp2(larger.intercept - self.intercept), Self.Values(0)
         )
+        return self.m.eq(larger.m).select(Self.Values(1), factor)
+
+
+@inline(.always)
+def quotient[
+    width: SIMDLength, //
+](a: SIMD[DType.float32, width], b: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """Returns a / b, where there are several to two units in the last place.
+
+    A division rounded correctly is a function call on NVIDIA GPUs: some in a row spill what a thread has in registers.
+    (One does good: the assembler does not look across it for exponentials that it could keep.)
+    """
+    comptime if is_nvidia_gpu() and width > 1:
+        var result = SIMD[DType.float32, width]()
+        comptime for i in range(Int(width)):
+            result[i] = inlined_assembly[
+                "div.full.f32 $0, $1, $2;",
+                Float32,
+                constraints="=f,f,f",
+                has_side_effect=False,
+            ](a[i], b[i])
+        return result
+    else:
+        return a / b
+
+
+@inline(.always)
+def _spread[
+    width: SIMDLength, //, lanes: SIMDLength
+](values: SIMD[DType.float32, width]) -> SIMD[DType.float32, lanes]:
+    """Returns one value in each of `lanes` lanes, or as many as there are lanes as they are.
+    """
+    comptime if width == 1:
+        return values[0]
+    else:
+        return rebind[SIMD[DType.float32, lanes]](values)
 
 
 @inline(.always)

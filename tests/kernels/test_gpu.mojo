@@ -102,12 +102,11 @@ def test_auto_around_every_threshold() raises:
         1024,
         1536,
         2048,
-        4928,
-        9856,
-        14164,
-        39424,
-        56656,
-        78848,
+        2740,
+        5480,
+        19180,
+        38784,
+        87936,
     ]:
         for n in [
             4 * vectors - 1,
@@ -123,11 +122,25 @@ def test_auto_with_any_number_of_rows() raises:
     var device = DeviceContext()
     var host = DeviceContext(api="cpu")
     for rows in [1, 2, 131, 132, 133, 1057]:
-        for n in [5, 12, 100, 1024, 2100]:
+        for n in [3, 5, 12, 30, 100, 1024, 2100]:
             check["auto", 1](Rows(rows, n, 1), device, host)
     for rows in [1, 2, 67, 133]:
         check["auto", 1](Rows(rows, 50257, 1), device, host)
     check["auto", 1](Rows(2, 1000003, 1), device, host)
+    check["auto", 1](Rows(40, 400001, 1), device, host)
+
+
+def test_auto_along_other_axes() raises:
+    """Every kernel for columns at its edges: in whole vectors, in single elements, and with the last block partly full.
+    """
+    var device = DeviceContext()
+    var host = DeviceContext(api="cpu")
+    for n in [1, 2, 4, 5, 8, 9, 16, 17, 64, 65, 128, 129, 511, 512, 1024, 1025]:
+        for inner in [2, 3, 4, 8, 33, 132, 1028]:
+            check["auto", 1, False](Rows(2, n, inner), device, host)
+    for n in [4088, 4089, 11256, 11257, 22520, 22521]:
+        for inner in [3, 4, 36]:
+            check["auto", 1, False](Rows(1, n, inner), device, host)
 
 
 def main() raises:

@@ -1,7 +1,7 @@
 """Which kernel takes which shape: the one table of `auto` on a GPU.
 
 Rows are measured in vectors of 16 bytes. The figures are shares of a device copy's rate on an H200, float32 / bfloat16,
-at the longest row of each line and some 500 / 250 MB of it; a line's neighbours do worse there.
+at the longest row of each line that was measured, and some 500 / 250 MB of it; a line's neighbours do worse there.
 """
 
 from std.math import ceildiv
@@ -9,7 +9,9 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..rows import Rows, Source, Target
-from .cluster import MOST_BLOCKS
+from .cluster import PORTABLE_BLOCKS
+from .column_grid import column_grid
+from .column_tile import column_room, column_tile, column_tile_cluster
 from .columns import columns
 from .grid import grid
 from .ladder import online
@@ -35,11 +37,14 @@ def auto[
         rows: How the memory is divided into rows, none of them empty.
         ctx: The GPU and its stream.
     """
-    comptime if not contiguous:
-        columns[dtype, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
-    elif dtype == DType.float64:
+    comptime if dtype == DType.float64:
         # Not worth kernels of its own.
-        online[dtype, 512, 4](y, x, rows, ctx)
+        comptime if contiguous:
+            online[dtype, 512, 4](y, x, rows, ctx)
+        else:
+            columns[dtype, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
+    elif not contiguous:
+        _strided[dtype](y, x, rows, ctx)
     else:
         _contiguous[dtype](y, x, rows, ctx)
 
@@ -49,7 +54,6 @@ def _contiguous[
 ](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
-    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
     # Vectors in slots of one multiprocessor; what a few blocks have of static memory, and the driver keeps, is left.
     comptime slots = (
         gpu.shared_memory_per_multiprocessor - 16 * 1024
@@ -62,67 +66,195 @@ def _contiguous[
         and Int(x) % VECTOR_BYTES == 0
         and Int(y) % VECTOR_BYTES == 0
     )
-    if rows.n <= 8:
-        tile[dtype, 128, 1, 8, 8, width=1](y, x, rows, ctx)
+    if rows.n <= 4:
+        tile[dtype, 128, 1, 4, 8, width=1](y, x, rows, ctx)
+    elif rows.n <= 8:
+        # 0.84 / 0.68 (7 columns)
+        tile[dtype, 128, 2, 4, 8, width=1](y, x, rows, ctx)
     elif rows.n <= 16:
-        tile[dtype, 128, 2, 8, 8, width=1](y, x, rows, ctx)
+        # 0.87 / 0.66 (13 columns)
+        tile[dtype, 128, 4, 4, 8, width=1](y, x, rows, ctx)
     elif rows.n <= 32:
-        tile[dtype, 128, 4, 8, 8, width=1](y, x, rows, ctx)
+        # 0.95 / 0.74 (30 columns)
+        tile[dtype, 128, 8, 4, 8, width=1](y, x, rows, ctx)
     elif rows.n <= 64 and not wide and not aligned:
-        tile[dtype, 128, 8, 8, 8, width=1](y, x, rows, ctx)
+        tile[dtype, 128, 16, 4, 8, width=1](y, x, rows, ctx)
     elif rows.n <= 128 and not wide and not aligned:
-        tile[dtype, 128, 16, 8, 8, width=1](y, x, rows, ctx)
+        tile[dtype, 128, 32, 4, 8, width=1](y, x, rows, ctx)
     elif vectors <= 8 and aligned and not wide:
-        tile[dtype, 128, 2, 4, 8](y, x, rows, ctx)  # - / 0.91
-    elif vectors <= 16 and (aligned or wide):
-        tile[dtype, 128, 4, 4, 8](y, x, rows, ctx)  # 0.96 / 0.90
+        tile[dtype, 128, 2, 4, 8](y, x, rows, ctx)
+    elif vectors <= 16 and not aligned and not wide:
+        tile[dtype, 128, 8, 2, 12](y, x, rows, ctx)
+    elif vectors <= 16:
+        tile[dtype, 128, 4, 4, 8](y, x, rows, ctx)
     elif vectors <= 32:
-        tile[dtype, 128, 8, 4, 8](y, x, rows, ctx)  # 0.94 / 0.92
+        tile[dtype, 128, 8, 4, 8](y, x, rows, ctx)  # 0.98 / 0.99
     elif vectors <= 64:
-        tile[dtype, 128, 16, 4, 8](y, x, rows, ctx)  # 0.95 / 0.92
+        tile[dtype, 128, 16, 4, 8](y, x, rows, ctx)  # 0.99 / -
     elif vectors <= 128:
-        tile[dtype, 128, 32, 4, 8](y, x, rows, ctx)  # - / 0.92
+        tile[dtype, 128, 32, 4, 8](y, x, rows, ctx)  # - / 1.00
     elif vectors <= 256:
-        tile[dtype, 64, 64, 4, 24](y, x, rows, ctx)  # 0.98 / 0.95
+        tile[dtype, 64, 64, 4, 24](y, x, rows, ctx)  # 1.00 / 1.00
     elif vectors <= 384:
-        tile[dtype, 64, 64, 6, 16](y, x, rows, ctx)  # 0.99 / 0.99
+        tile[dtype, 64, 64, 6, 16](y, x, rows, ctx)  # - / 0.98
     elif vectors <= 512:
-        tile[dtype, 128, 128, 4, 12](y, x, rows, ctx)  # 0.95 / 0.94
+        tile[dtype, 128, 128, 4, 12](y, x, rows, ctx)  # 0.96 / 0.99
     elif vectors <= 768:
-        tile[dtype, 128, 128, 6, 8](y, x, rows, ctx)  # 0.98 / 0.99
+        tile[dtype, 128, 128, 6, 8](y, x, rows, ctx)  # 0.98 / 0.98
     elif vectors <= 1024:
         comptime if wide:
-            tile[dtype, 256, 256, 4, 6](y, x, rows, ctx)  # 0.94
+            tile[dtype, 256, 256, 4, 6](y, x, rows, ctx)  # 0.97
         else:
-            tile[dtype, 128, 128, 8, 8](y, x, rows, ctx)  # 0.94
+            tile[dtype, 128, 128, 8, 8](y, x, rows, ctx)  # 0.99
     elif vectors <= 1536:
         tile[dtype, 256, 256, 6, 4](y, x, rows, ctx)  # 0.98 / 0.98
     elif vectors <= 2048:
-        tile[dtype, 256, 256, 8, 4](y, x, rows, ctx)  # 0.97 / 0.94
-    elif vectors <= 6 * 256 + slots // 4:
-        tile[dtype, 256, 256, 6, 4, True](y, x, rows, ctx)  # 0.95 / 0.95
-    elif vectors <= 6 * 512 + slots // 2:
-        tile[dtype, 512, 512, 6, 2, True](y, x, rows, ctx)  # 0.87 / 0.94
+        tile[dtype, 256, 256, 8, 4](y, x, rows, ctx)  # 0.97 / 0.98
+    else:
+        comptime if gpu.api == "cuda" and gpu.compute >= 9.0:
+            _clustered[dtype, slots](y, x, rows, gpu.sm_count, ctx)
+        else:
+            _unclustered[dtype, slots](y, x, rows, gpu.sm_count, ctx)
+
+
+def _clustered[
+    dtype: DType, slots: Int
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    rows: Rows,
+    multiprocessors: Int,
+    ctx: DeviceContext,
+) raises:
+    """Long rows, on GPUs that have clusters."""
+    comptime room = _room(5, 4, slots)
+    var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
+    if vectors <= PORTABLE_BLOCKS * room:
+        # Blocks work best at 8 to 11 vectors a thread. Few rows would be faster over more of the GPU, but the bits of a
+        # row may not depend on how many others there are.
+        var blocks = min(ceildiv(vectors, min(2740, room)), PORTABLE_BLOCKS)
+        if vectors <= min(3300, room):
+            tile[dtype, 256, 256, 5, 4, True](y, x, rows, ctx)  # 0.97
+        else:
+            # 0.93 / 0.97 (151936 columns)
+            tile_cluster[dtype, 256, 5, 4](y, x, rows, blocks, ctx)
+    elif vectors <= PORTABLE_BLOCKS * _room(16, 2, slots):
+        # 0.88 / 0.91 (262144 and 400001 columns)
+        tile_cluster[dtype, 256, 16, 2](y, x, rows, PORTABLE_BLOCKS, ctx)
+    else:
+        grid[dtype](y, x, rows, multiprocessors, ctx)
+
+
+def _unclustered[
+    dtype: DType, slots: Int
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    rows: Rows,
+    multiprocessors: Int,
+    ctx: DeviceContext,
+) raises:
+    """Long rows, on other GPUs: nobody has measured these choices."""
+    var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
+    if vectors <= _room(5, 4, slots):
+        tile[dtype, 256, 256, 5, 4, True](y, x, rows, ctx)
+    elif vectors <= _room(16, 2, slots):
+        tile[dtype, 256, 256, 16, 2, True](y, x, rows, ctx)
+    else:
+        grid[dtype](y, x, rows, multiprocessors, ctx)
+
+
+def _room(registers: Int, resident: Int, slots: Int) -> Int:
+    """Returns how many vectors surely fit in a block of 256 threads, in its registers and its part of the slots.
+    """
+    # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
+    return (registers + slots // (256 * resident) + 1) * 256 - 16
+
+
+def _strided[
+    dtype: DType
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Rows along an axis that is not the last."""
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    comptime most = (1 << 31) - 1
+    if rows.n > most // 2 or rows.count() > most:
+        # The others count in 32 bits.
+        columns[dtype, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
+    elif (
+        rows.inner % width == 0
+        and Int(x) % VECTOR_BYTES == 0
+        and Int(y) % VECTOR_BYTES == 0
+    ):
+        _column_vectors[dtype](y, x, rows, ctx)
+    else:
+        _column_elements[dtype](y, x, rows, ctx)
+
+
+def _column_vectors[
+    dtype: DType
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Columns that can be taken by the vector. The figures are of float32."""
+    comptime gpu = DeviceContext.default_device_info
+    comptime shared = gpu.shared_memory_per_multiprocessor
+    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
+    comptime room = column_room[dtype](8, 3, 4, has_clusters, shared)
+    comptime wide = column_room[dtype](8, 16, 2, has_clusters, shared)
+    comptime tall = column_room[dtype](4, 16, 2, has_clusters, shared)
+    if rows.n <= 4:
+        column_tile[dtype, 256, 4, 4](y, x, rows, ctx)
+    elif rows.n <= 16:
+        column_tile[dtype, 64, 4, 4](y, x, rows, ctx)
+    elif rows.n <= 64:
+        column_tile[dtype, 16, 4, 4](y, x, rows, ctx)
+    elif rows.n <= 128:
+        column_tile[dtype, 8, 4, 4](y, x, rows, ctx)  # 0.94
     else:
         comptime if has_clusters:
-            comptime few = 2 * (10 * 256 + slots // 3)
-            comptime some = 6 * 256 + slots // 4
-            comptime many = 6 * 512 + slots // 2
-            if vectors <= few:
-                # 0.82 / 0.84 (50257 and 100001 columns)
-                tile_cluster[dtype, 256, 10, 3](y, x, rows, 2, ctx)
-                return
-            elif vectors <= MOST_BLOCKS * some:
-                # 0.86 / 0.84 (128256 columns)
-                var blocks = ceildiv(vectors, some)
-                tile_cluster[dtype, 256, 6, 4](y, x, rows, blocks, ctx)
-                return
-            elif vectors <= MOST_BLOCKS * few // 2:
-                # 0.78 / 0.83 (200001 and 262144 columns)
-                tile_cluster[dtype, 256, 10, 3](y, x, rows, MOST_BLOCKS, ctx)
-                return
-            elif vectors <= MOST_BLOCKS * many:
-                # 0.75 / - (262144 columns)
-                tile_cluster[dtype, 512, 6, 2](y, x, rows, MOST_BLOCKS, ctx)
-                return
-        grid[dtype](y, x, rows, gpu.sm_count, ctx)
+            if rows.n <= room:
+                column_tile[dtype, 8, 3, 4, True](y, x, rows, ctx)
+            elif rows.n <= PORTABLE_BLOCKS * room:
+                var blocks = ceildiv(rows.n, room)
+                # 0.93 / 0.82 (1000 and 4000 positions)
+                column_tile_cluster[dtype, 8, 3, 4](y, x, rows, blocks, ctx)
+            elif rows.n <= PORTABLE_BLOCKS * wide:
+                column_tile_cluster[dtype, 8, 16, 2](
+                    y, x, rows, PORTABLE_BLOCKS, ctx
+                )
+            elif rows.n <= PORTABLE_BLOCKS * tall:
+                column_tile_cluster[dtype, 4, 16, 2](
+                    y, x, rows, PORTABLE_BLOCKS, ctx
+                )
+            else:
+                # 0.53 (50257 positions)
+                column_grid[dtype, 8](y, x, rows, gpu.sm_count, ctx)
+        else:
+            if rows.n <= room:
+                column_tile[dtype, 8, 3, 4, True](y, x, rows, ctx)
+            elif rows.n <= wide:
+                column_tile[dtype, 8, 16, 2, True](y, x, rows, ctx)
+            else:
+                column_grid[dtype, 8](y, x, rows, gpu.sm_count, ctx)
+
+
+def _column_elements[
+    dtype: DType
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Columns that have to be taken one by one."""
+    comptime gpu = DeviceContext.default_device_info
+    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
+    if rows.n <= 8:
+        column_tile[dtype, 256, 8, 6, width=1](y, x, rows, ctx)  # 0.98
+    elif rows.n <= 64:
+        column_tile[dtype, 64, 16, 4, width=1](y, x, rows, ctx)  # 0.63
+    elif rows.n <= 128:
+        column_tile[dtype, 32, 16, 4, width=1](y, x, rows, ctx)
+    elif has_clusters and rows.n <= 128 * PORTABLE_BLOCKS:
+        comptime if has_clusters:
+            column_tile_cluster[dtype, 32, 16, 4, False, 1](
+                y, x, rows, ceildiv(rows.n, 128), ctx
+            )
+    elif rows.inner < 16:
+        # Neighbours are few; those of other positions are not far.
+        column_grid[dtype, 8, 1](y, x, rows, gpu.sm_count, ctx)
+    else:
+        column_grid[dtype, 32, 1](y, x, rows, gpu.sm_count, ctx)

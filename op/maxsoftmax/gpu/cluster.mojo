@@ -1,45 +1,57 @@
-"""What the blocks of a cluster tell each other: one pair each, written into each other's shared memory.
+"""What the blocks of a cluster tell each other: a pair for each row, written into each other's shared memory.
 
-Every block sends its pair to all, and waits until all have sent theirs to it: one crossing of the cluster's network
+Every block sends its pairs to all, and waits until all have sent theirs to it: one crossing of the cluster's network
 a row, where a barrier takes two. The arrivals are counted by an mbarrier, in bytes. NVIDIA GPUs from sm_90 on.
 """
 
 from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
-from max.gpu import thread_idx
+from max.gpu import block_idx, thread_idx
 
-from ..exponential import Scale
+from ..exponential import Scale, quotient
 from .team import greater, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
 
-comptime MOST_BLOCKS = 8
+comptime PORTABLE_BLOCKS = 8
 """Blocks a cluster at most, on every GPU that has clusters."""
 
 
-struct Pair(TrivialRegisterPassable):
+struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
     """The maximum of a part of a row, and the sum of its exponentials in the `Scale` of the maximum.
+
+    Parameters:
+        width: Number of rows, one a lane.
     """
 
-    var m: Float32
-    var d: Float32
+    comptime Values = SIMD[DType.float32, Self.width]
+
+    var m: Self.Values
+    var d: Self.Values
 
     @inline(.always)
-    def __init__(out self, m: Float32, d: Float32):
+    def __init__(out self, m: Self.Values, d: Self.Values):
         self.m = m
         self.d = d
 
     @inline(.always)
-    def reciprocal(self) -> Float32:
+    def reciprocal(self) -> Self.Values:
         """Returns 1 / d; NaN if m is not finite, as then is all of the row."""
+        var result = quotient(Self.Values(1), self.d)
+        comptime if Self.width > 1:
+            # Newton's step makes up for what the quotient lacks.
+            result = result.fma(result.fma(-self.d, Self.Values(1)), result)
         return (
-            1 / self.d if abs(self.m)
-            < inf[DType.float32]() else nan[DType.float32]()
+            abs(self.m)
+            .lt(inf[DType.float32]())
+            .select(result, Self.Values(nan[DType.float32]()))
         )
 
     @inline(.always)
-    def sum_over[exact: Bool](self, larger: Scale[exact]) -> Float32:
+    def sum_over[
+        exact: Bool
+    ](self, larger: Scale[exact, Self.width]) -> Self.Values:
         """Returns the sum in the scale of a maximum that is not smaller.
 
         Parameters:
@@ -47,112 +59,117 @@ struct Pair(TrivialRegisterPassable):
         """
         # A part of nothing but -inf adds nothing, whatever its sum says.
         var nothing = self.m.eq(neg_inf[DType.float32]())
-        return Float32(0) if nothing else self.d * Scale[exact](self.m).over(
-            larger
+        return nothing.select(
+            Self.Values(0),
+            self.d * Scale[exact, Self.width](self.m).over(larger),
         )
 
 
-struct Cluster[real: Bool](TrivialRegisterPassable):
+struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
     """This block's place in its cluster, and the mailbox that the others write to.
 
-    Every thread of every block makes one and calls `merge` as often as all others.
+    Every thread of every block makes one and calls `merge`, or `open`, `send` and `close`, once.
 
     Parameters:
         real: Whether there is one; otherwise nothing is asked of the GPU.
+        pairs: How many each block sends to each.
     """
 
+    var index: Int
+    """Of this cluster; of this block if there is none."""
     var rank: Int
     """Of this block."""
     var blocks: Int
-    """How many there are."""
+    """How many there are in a cluster."""
     var mailbox: Shared[Float32]
-    """Two boxes of a pair from each block, used in turn: nobody is two rows ahead of anybody."""
+    """Room for the pairs of each block."""
     var arrivals: Shared[UInt64]
-    """An mbarrier for each box."""
+    """An mbarrier, which counts their bytes."""
 
     @inline(.always)
     def __init__(out self):
         comptime if Self.real:
+            self.index = Int(_special["%clusterid.x"]())
             self.rank = Int(_special["%cluster_ctarank"]())
             self.blocks = Int(_special["%cluster_nctarank"]())
         else:
+            self.index = Int(block_idx.x)
             self.rank = 0
             self.blocks = 1
-        comptime boxes = 2 if Self.real else 1
         self.mailbox = unsafe_stack_allocation[
-            boxes * MOST_BLOCKS * 2,
+            2 * PORTABLE_BLOCKS * Self.pairs if Self.real else 1,
             Float32,
             alignment=16,
             address_space=AddressSpace.SHARED,
         ]()
         self.arrivals = unsafe_stack_allocation[
-            boxes, UInt64, alignment=8, address_space=AddressSpace.SHARED
+            1, UInt64, alignment=8, address_space=AddressSpace.SHARED
         ]()
         comptime if Self.real:
             if thread_idx.x == 0:
-                comptime for box in range(2):
-                    inlined_assembly[
-                        "mbarrier.init.shared::cta.b64 [$0], 1;",
-                        NoneType,
-                        constraints="r,~{memory}",
-                    ](self._arrivals(box))
+                inlined_assembly[
+                    "mbarrier.init.shared::cta.b64 [$0], 1;",
+                    NoneType,
+                    constraints="r,~{memory}",
+                ](UInt32(Int(self.arrivals)))
                 inlined_assembly[
                     "fence.mbarrier_init.release.cluster;",
                     NoneType,
                     constraints="~{memory}",
                 ]()
-            # Nobody may write to a block that has not started; `merge` waits.
+            # Nobody may write to a block that has not started; `open` waits.
             inlined_assembly[
-                "barrier.cluster.arrive.release.aligned;",
+                "barrier.cluster.arrive.relaxed.aligned;",
                 NoneType,
                 constraints="~{memory}",
             ]()
 
     @inline(.always)
-    def merge[exact: Bool](self, round: Int, mine: Pair) -> Pair:
-        """Returns the pair of the whole row, the same bits for every thread of the cluster.
-
-        Parameters:
-            exact: Of the scale that the sums are in.
-
-        Args:
-            round: How many rows this cluster has merged before.
-            mine: This block's pair, known to its every thread.
-
-        Returns:
-            The pair of all blocks.
+    def open(self):
+        """Waits until the others can be sent to, and says what is expected of them.
         """
-        var box = round % 2
-        var thread = Int(thread_idx.x)
-        if round == 0:
-            inlined_assembly[
-                "barrier.cluster.wait.acquire.aligned;",
-                NoneType,
-                constraints="~{memory}",
-            ]()
-        if thread == 0:
+        inlined_assembly[
+            "barrier.cluster.wait.acquire.aligned;",
+            NoneType,
+            constraints="~{memory}",
+        ]()
+        if thread_idx.x == 0:
             inlined_assembly[
                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
                 NoneType,
                 constraints="r,r,~{memory}",
-            ](self._arrivals(box), UInt32(self.blocks * 8))
-        if thread < self.blocks:
-            inlined_assembly[
-                (
-                    "{ .reg .b32 slot, bar; mapa.shared::cluster.u32 slot, $0,"
-                    " $2; mapa.shared::cluster.u32 bar, $1, $2;"
-                    " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"
-                    " [slot], {$3, $4}, [bar]; }"
-                ),
-                NoneType,
-                constraints="r,r,r,f,f,~{memory}",
-            ](
-                self._mailbox(box) + UInt32(8 * self.rank),
-                self._arrivals(box),
-                UInt32(thread),
-                mine.m,
-                mine.d,
-            )
+            ](UInt32(Int(self.arrivals)), UInt32(self.blocks * 8 * Self.pairs))
+
+    @inline(.always)
+    def send(self, block: Int, at: Int, a: Float32, b: Float32):
+        """Writes two numbers into the mailbox of a block, 8 bytes aligned.
+
+        Args:
+            block: Which, of this cluster; may be the own one.
+            at: Index of the first in the mailbox.
+            a: The first.
+            b: The second.
+        """
+        inlined_assembly[
+            (
+                "{ .reg .b32 slot, bar; mapa.shared::cluster.u32 slot, $0, $2;"
+                " mapa.shared::cluster.u32 bar, $1, $2;"
+                " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"
+                " [slot], {$3, $4}, [bar]; }"
+            ),
+            NoneType,
+            constraints="r,r,r,f,f,~{memory}",
+        ](
+            UInt32(Int(self.mailbox)) + UInt32(4 * at),
+            UInt32(Int(self.arrivals)),
+            UInt32(block),
+            a,
+            b,
+        )
+
+    @inline(.always)
+    def close(self):
+        """Waits until all of the mailbox has been written."""
         inlined_assembly[
             (
                 "{ .reg .pred done; again:"
@@ -161,27 +178,37 @@ struct Cluster[real: Bool](TrivialRegisterPassable):
             ),
             NoneType,
             constraints="r,r,~{memory}",
-        ](self._arrivals(box), UInt32(round // 2 % 2))
+        ](UInt32(Int(self.arrivals)), UInt32(0))
+
+    @inline(.always)
+    def merge[exact: Bool](self, mine: Pair[]) -> Pair[]:
+        """Returns the pair of the whole row, the same bits for every thread of the cluster.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            mine: This block's pair, known to its every thread.
+
+        Returns:
+            The pair of all blocks.
+        """
+        comptime assert Self.pairs == 1
+        var thread = Int(thread_idx.x)
+        self.open()
+        if thread < self.blocks:
+            self.send(thread, 2 * self.rank, mine.m, mine.d)
+        self.close()
 
         # Each group of eight lanes reads all of them, so that every lane ends with the same.
-        var block = thread % MOST_BLOCKS
+        var block = thread % PORTABLE_BLOCKS
         var theirs = Pair(neg_inf[DType.float32](), 0)
         if block < self.blocks:
-            var slot = self.mailbox.unsafe_offset(
-                (box * MOST_BLOCKS + block) * 2
-            )
+            var slot = self.mailbox.unsafe_offset(2 * block)
             theirs = Pair(slot[unsafe_offset=0], slot[unsafe_offset=1])
-        var m = lanes_reduce[greater, MOST_BLOCKS](theirs.m)
+        var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
         var d = theirs.sum_over(Scale[exact](m))
-        return Pair(m, lanes_reduce[total, MOST_BLOCKS](d))
-
-    @inline(.always)
-    def _mailbox(self, box: Int) -> UInt32:
-        return UInt32(Int(self.mailbox)) + UInt32(box * MOST_BLOCKS * 8)
-
-    @inline(.always)
-    def _arrivals(self, box: Int) -> UInt32:
-        return UInt32(Int(self.arrivals)) + UInt32(box * 8)
+        return Pair(m, lanes_reduce[total, PORTABLE_BLOCKS](d))
 
 
 @inline(.always)

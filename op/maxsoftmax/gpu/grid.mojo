@@ -33,7 +33,7 @@ comptime BLOCK_SIZE = 256
 comptime UNROLL = 4
 """Vectors that a thread has under way at a time."""
 
-comptime Pairs = Pointer[Pair, MutUntrackedOrigin]
+comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
 """Where pairs wait between the launches."""
 
 
@@ -43,7 +43,14 @@ comptime Pairs = Pointer[Pair, MutUntrackedOrigin]
 )
 def pairs_kernel[
     dtype: DType
-](pairs: Pairs, x: Source[dtype], rows: Int64, n: Int64, blocks: Int64):
+](
+    pairs: Pairs,
+    x: Source[dtype],
+    rows: Int64,
+    n: Int64,
+    blocks: Int64,
+    share: Int64,
+):
     """First launch: the pair of each block's part of each of its rows."""
     comptime P = Part[dtype, BLOCK_SIZE]
     comptime S = Scale[size_of[dtype]() > 2]
@@ -62,14 +69,14 @@ def pairs_kernel[
             Int(n),
             thread,
             rank,
-            Int(blocks),
+            Int(share),
         )
         var edges = part.load_edges(x)
         var m = largest_lane(edges)
         var scale = S(m)
         var d = Sum[DType.float32, P.width]()
         d.value[0] = scale.exp(edges).reduce_add()
-        for i in range(0, part.rounds(), UNROLL):
+        for i in range(0, part.rounds() + 1, UNROLL):
             var raw = Array[P.Raw, UNROLL](fill=P.Raw(neg_inf[dtype]()))
             comptime for j in range(UNROLL):
                 if part.has(i + j):
@@ -109,6 +116,7 @@ def quotients_kernel[
     rows: Int64,
     n: Int64,
     blocks: Int64,
+    share: Int64,
 ):
     """Second launch: each block merges the pairs of a row, and writes its part of it.
     """
@@ -136,16 +144,20 @@ def quotients_kernel[
         )
         var factor = Pair(m, d).reciprocal()
 
-        var part = P(y, x, row, Int(n), thread, rank, Int(blocks))
-        for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
-            var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
-            comptime for j in range(UNROLL):
-                if part.has(group * UNROLL + j):
-                    raw[j] = part.load(group * UNROLL + j)
-            comptime for j in range(UNROLL):
-                if part.has(group * UNROLL + j):
-                    var e = scale.exp(raw[j].cast[DType.float32]())
-                    part.store(group * UNROLL + j, (e * factor).cast[dtype]())
+        var part = P(y, x, row, Int(n), thread, rank, Int(share))
+        comptime for aligned in [True, False]:
+            if part.aligned == aligned:
+                for group in range(part.rounds() // UNROLL, -1, -1):
+                    var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
+                    comptime for j in range(UNROLL):
+                        if part.has(group * UNROLL + j):
+                            raw[j] = part.load(group * UNROLL + j)
+                    comptime for j in range(UNROLL):
+                        if part.has(group * UNROLL + j):
+                            var e = scale.exp(raw[j].cast[DType.float32]())
+                            part.store[aligned](
+                                group * UNROLL + j, (e * factor).cast[dtype]()
+                            )
         part.store_edges(y, scale.exp(part.load_edges(x)) * factor)
 
 
@@ -173,6 +185,7 @@ def grid[
     comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
     var held = multiprocessors * (1024 // BLOCK_SIZE)
     var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
+    var share = ceildiv(rows.n, Part[dtype, BLOCK_SIZE].width * blocks)
     var count = min(rows.count(), MAX_GRID // blocks) * blocks
     var memory = ctx.enqueue_create_buffer[DType.float32](
         2 * rows.count() * blocks
@@ -180,7 +193,7 @@ def grid[
     var pairs = (
         memory.unsafe_ptr()
         .unsafe_origin_cast[MutUntrackedOrigin]()
-        .unsafe_bitcast[Pair]()
+        .unsafe_bitcast[Pair[]]()
     )
     ctx.enqueue_function[pairs_kernel[dtype]](
         pairs,
@@ -188,6 +201,7 @@ def grid[
         Int64(rows.count()),
         Int64(rows.n),
         Int64(blocks),
+        Int64(share),
         grid_dim=count,
         block_dim=BLOCK_SIZE,
     )
@@ -198,6 +212,7 @@ def grid[
         Int64(rows.count()),
         Int64(rows.n),
         Int64(blocks),
+        Int64(share),
         grid_dim=count,
         block_dim=BLOCK_SIZE,
     )

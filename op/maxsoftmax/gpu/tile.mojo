@@ -8,28 +8,25 @@ them twice, which is cheaper than twice the registers.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast, unsafe_stack_allocation
-from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from std.memory import unsafe_stack_allocation
+from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
     WARP_SIZE,
-    block_idx,
-    grid_dim,
     thread_idx,
 )
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
-from max.gpu.memory import external_memory
 
 from ..exponential import Scale
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, Pair
-from .part import Part
+from .part import LINE_BYTES, Part, again
+from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
 from .team import greater, largest_lane, maximum, team_reduce, total
-from .tree_reduction import MAX_GRID, Shared
 
 
 comptime GROUP = 4
@@ -49,7 +46,7 @@ def tile_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
-](y: Target[dtype], x: Source[dtype], rows: Int64, n: Int64):
+](y: Target[dtype], x: Source[dtype], rows: Int64, n: Int64, share: Int64):
     """Writes the softmax of `rows` rows of `n` contiguous elements.
 
     Parameters:
@@ -67,133 +64,131 @@ def tile_kernel[
         x: Logits.
         rows: How many.
         n: Length of each.
+        share: Vectors of a row that a block takes.
     """
     comptime P = Part[dtype, team, width]
     comptime exact = size_of[dtype]() > 2
     comptime Vector = SIMD[DType.float32, P.width]
     comptime teams = block_size // team
     comptime warps = max(1, team // WARP_SIZE)
+    # With slots, one more vector in registers: of the last round, which not all threads have.
+    comptime held = vectors + 1 if slotted else vectors
     var maxima = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
     var sums = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
-    var slots = external_memory[
-        Scalar[dtype],
-        address_space=AddressSpace.SHARED,
-        alignment=VECTOR_BYTES,
-    ]()
+    var slots = Slots[dtype, team, P.width]()
     var thread = Int(thread_idx.x)
     var lane = thread % team
     var cluster = Cluster[clustered]()
-    var step = Int(grid_dim.x) // cluster.blocks * teams
-    var first = Int(block_idx.x) // cluster.blocks * teams
-    # Every team of a block goes through as many rounds, because of the barriers; some have no row in the last.
-    for round in range(ceildiv(Int(rows) - first, step)):
-        var row = first + round * step + thread // team
-        var part = P(y, x, row, Int(n), lane, cluster.rank, cluster.blocks)
+    var row = cluster.index * teams + thread // team
+    var part = P(y, x, row, Int(n), lane, cluster.rank, Int(share))
+    comptime if teams > 1:
         if row >= Int(rows):
+            # Its threads only keep the others company at the barriers.
             part.clear()
+    var last = max(vectors, part.rounds())
 
-        var raw = Array[P.Raw, vectors](fill=P.Raw(neg_inf[dtype]()))
-        comptime for i in range(vectors):
-            if part.has(i):
-                raw[i] = part.load(i)
-        comptime if slotted:
-            for i in range(vectors, part.rounds()):
-                if part.has(i):
-                    _stage(slots, part, i - vectors, i)
-        var edges = part.load_edges(x)
+    comptime if slotted:
+        for i in range(vectors, last):
+            slots.stage(i - vectors, part, i)
+    var raw = Array[P.Raw, held](fill=P.Raw(neg_inf[dtype]()))
+    comptime for j in range(held):
+        var i = j if j < vectors else last
+        if part.has(i):
+            raw[j] = part.load(i)
+    var edges = part.load_edges(x)
 
-        var largest = raw[0]
-        comptime for i in range(1, vectors):
-            largest = maximum(largest, raw[i])
-        comptime if slotted:
-            _wait()
-            for i in range(vectors, part.rounds()):
-                if part.has(i):
-                    largest = maximum(largest, _take(slots, part, i - vectors))
-        var m = team_reduce[team, greater](
-            maxima,
-            thread,
-            maximum(
-                largest_lane(largest).cast[DType.float32](),
-                largest_lane(edges),
-            ) if width
-            > 1 else largest_lane(largest).cast[DType.float32](),
-        )
-        var scale = Scale[exact](m)
+    var largest = raw[0]
+    comptime for j in range(1, held):
+        largest = maximum(largest, raw[j])
+    comptime if slotted:
+        wait_after(largest_lane(largest))
+        for i in range(vectors, last):
+            largest = maximum(largest, slots.take(i - vectors))
+    var m = team_reduce[team, greater](
+        maxima,
+        thread,
+        maximum(
+            largest_lane(largest).cast[DType.float32](),
+            largest_lane(edges),
+        ) if width
+        > 1 else largest_lane(largest).cast[DType.float32](),
+    )
+    var scale = Scale[exact](m)
 
-        # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
-        var sum = Sum[DType.float32, P.width]()
-        comptime for i in range(0, vectors, GROUP):
-            var terms = Vector(0)
-            comptime for j in range(i, min(i + GROUP, vectors)):
-                comptime if exact:
-                    var e = scale.exp(raw[j].cast[DType.float32]())
-                    raw[j] = e.cast[dtype]()
-                    terms += e
-                else:
-                    raw[j] = _again(raw[j])
-                    terms += scale.exp(raw[j].cast[DType.float32]())
-            _add[exact](sum, terms)
-        comptime if slotted:
-            for i in range(vectors, part.rounds()):
-                if part.has(i):
-                    var e = scale.exp(
-                        _take(slots, part, i - vectors).cast[DType.float32]()
-                    )
-                    comptime if exact:
-                        _keep(slots, part, i - vectors, e.cast[dtype]())
-                    _add[exact](sum, e)
-        var pair = Pair(
-            m,
-            team_reduce[team, total](
-                sums,
-                thread,
-                sum.collapse().value
-                + (scale.exp(edges).reduce_add() if width > 1 else 0),
-            ),
-        )
-
-        # What this block's exponentials are to be multiplied by to be in the row's unit.
-        var rest = Float32(1)
-        comptime if clustered:
-            pair = cluster.merge[exact](round, pair)
-            var of_row = Scale[exact](pair.m)
+    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
+    var sum = Sum[DType.float32, P.width]()
+    comptime for i in range(0, held, GROUP):
+        var terms = Vector(0)
+        comptime for j in range(i, min(i + GROUP, held)):
             comptime if exact:
-                # In a part of nothing but -inf, all is 0.
-                var nothing = m.eq(neg_inf[DType.float32]())
-                rest = Float32(0) if nothing else scale.over(of_row)
+                var e = scale.exp(raw[j].cast[DType.float32]())
+                raw[j] = e.cast[dtype]()
+                terms += e
             else:
-                # What is computed anew can as well be in that unit.
-                scale = of_row
-        var factor = pair.reciprocal()
+                raw[j] = again(raw[j])
+                terms += scale.exp(raw[j].cast[DType.float32]())
+        _add[exact](sum, terms)
+    comptime if slotted:
+        for i in range(vectors, last):
+            var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
+            comptime if exact:
+                slots.keep(i - vectors, e.cast[dtype]())
+            _add[exact](sum, e)
+    var pair = Pair(
+        m,
+        team_reduce[team, total](
+            sums,
+            thread,
+            sum.collapse().value
+            + (scale.exp(edges).reduce_add() if width > 1 else 0),
+        ),
+    )
 
-        comptime for i in range(vectors):
-            if part.has(i):
-                comptime if exact:
-                    # One factor after the other: both together may be too small for a normal number.
-                    part.store(
-                        i, raw[i] * factor.cast[dtype]() * rest.cast[dtype]()
-                    )
-                else:
-                    var e = scale.exp(_again(raw[i]).cast[DType.float32]())
-                    part.store(i, (e * factor).cast[dtype]())
-        comptime if slotted:
-            for i in range(vectors, part.rounds()):
+    # What this block's exponentials are to be multiplied by to be in the row's unit.
+    var rest = Float32(1)
+    comptime if clustered:
+        pair = cluster.merge[exact](pair)
+        var of_row = Scale[exact](pair.m)
+        comptime if exact:
+            # In a part of nothing but -inf, all is 0.
+            var nothing = m.eq(neg_inf[DType.float32]())
+            rest = Float32(0) if nothing else scale.over(of_row)
+        else:
+            # What is computed anew can as well be in that unit.
+            scale = of_row
+    var factor = pair.reciprocal()
+
+    comptime for aligned in [True, False]:
+        if part.aligned == aligned:
+            comptime for j in range(held):
+                var i = j if j < vectors else last
                 if part.has(i):
-                    var held = _take(slots, part, i - vectors)
                     comptime if exact:
-                        part.store(
-                            i, held * factor.cast[dtype]() * rest.cast[dtype]()
+                        # One factor after the other: both together may be too small for a normal number.
+                        part.store[aligned](
+                            i,
+                            raw[j] * factor.cast[dtype]() * rest.cast[dtype](),
                         )
                     else:
-                        var e = scale.exp(held.cast[DType.float32]())
-                        part.store(i, (e * factor).cast[dtype]())
-        comptime if width > 1:
-            part.store_edges(y, scale.exp(edges) * factor * rest)
+                        var e = scale.exp(again(raw[j]).cast[DType.float32]())
+                        part.store[aligned](i, (e * factor).cast[dtype]())
+            comptime if slotted:
+                for i in range(vectors, last):
+                    var kept = slots.take(i - vectors)
+                    comptime if exact:
+                        part.store[aligned](
+                            i,
+                            kept * factor.cast[dtype]() * rest.cast[dtype](),
+                        )
+                    else:
+                        var e = scale.exp(kept.cast[DType.float32]())
+                        part.store[aligned](i, (e * factor).cast[dtype]())
+    comptime if width > 1:
+        part.store_edges(y, scale.exp(edges) * factor * rest)
 
 
 def tile[
@@ -225,13 +220,14 @@ def tile[
     comptime kernel = tile_kernel[
         dtype, block_size, team, vectors, resident, slotted, False, width
     ]
-    var blocks = min(ceildiv(rows.count(), block_size // team), MAX_GRID)
+    var blocks = ceildiv(rows.count(), block_size // team)
     comptime if slotted:
-        var bytes = _slot_bytes[dtype](rows.n, team, vectors)
+        var bytes = _slot_bytes(rows.n // width, team, vectors)
         ctx.enqueue_function[kernel](
             y,
             x,
             Int64(rows.count()),
+            Int64(rows.n),
             Int64(rows.n),
             grid_dim=blocks,
             block_dim=block_size,
@@ -245,6 +241,7 @@ def tile[
             y,
             x,
             Int64(rows.count()),
+            Int64(rows.n),
             Int64(rows.n),
             grid_dim=blocks,
             block_dim=block_size,
@@ -272,7 +269,7 @@ def tile_cluster[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        blocks: Blocks that share a row, at most `MOST_BLOCKS`.
+        blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         ctx: The GPU and its stream.
     """
     comptime kernel = tile_kernel[
@@ -285,13 +282,17 @@ def tile_cluster[
         True,
         VECTOR_BYTES // size_of[dtype](),
     ]
-    var bytes = _slot_bytes[dtype](ceildiv(rows.n, blocks), block_size, vectors)
+    comptime line = LINE_BYTES // size_of[dtype]()
+    comptime in_line = LINE_BYTES // VECTOR_BYTES
+    var share = ceildiv(rows.n, line * blocks) * in_line
+    var bytes = _slot_bytes(share, block_size, vectors)
     ctx.enqueue_function[kernel](
         y,
         x,
         Int64(rows.count()),
         Int64(rows.n),
-        grid_dim=min(rows.count(), MAX_GRID // blocks) * blocks,
+        Int64(share),
+        grid_dim=rows.count() * blocks,
         block_dim=block_size,
         shared_mem_bytes=bytes,
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
@@ -301,12 +302,10 @@ def tile_cluster[
     )
 
 
-def _slot_bytes[dtype: DType](n: Int, team: Int, vectors: Int) -> Int:
-    """Returns the shared memory for what of `n` elements exceeds the registers of a team.
+def _slot_bytes(share: Int, team: Int, vectors: Int) -> Int:
+    """Returns the shared memory for what of `share` vectors exceeds the registers of a team.
     """
-    comptime width = VECTOR_BYTES // size_of[dtype]()
-    var rounds = ceildiv(ceildiv(n, width), team)
-    return max(0, rounds - vectors) * team * VECTOR_BYTES
+    return max(0, share // team - vectors) * team * VECTOR_BYTES
 
 
 @inline(.always)
@@ -319,81 +318,3 @@ def _add[
         sum.add(terms)
     else:
         sum.value += terms
-
-
-@inline(.always)
-def _stage[
-    dtype: DType, team: Int, width: Int, //
-](
-    slots: Shared[Scalar[dtype]],
-    part: Part[dtype, team, width],
-    slot: Int,
-    i: Int,
-):
-    """Has this thread's vector `i` brought into its `slot`, not waiting for it.
-    """
-    var at = part.place(slot)
-    comptime if is_nvidia_gpu():
-        inlined_assembly[
-            "cp.async.cg.shared.global [$0], [$1], 16;",
-            NoneType,
-            constraints="r,l,~{memory}",
-        ](
-            UInt32(Int(slots.unsafe_offset(at))),
-            UInt64(Int(part.source.unsafe_offset(part.place(i)))),
-        )
-    else:
-        slots.unsafe_store[alignment=VECTOR_BYTES](at, part.load(i))
-
-
-@inline(.always)
-def _take[
-    dtype: DType, team: Int, width: Int, //
-](
-    slots: Shared[Scalar[dtype]], part: Part[dtype, team, width], slot: Int
-) -> Part[dtype, team, width].Raw:
-    """Returns what is in a slot of this thread."""
-    return slots.unsafe_load[width=part.width, alignment=VECTOR_BYTES](
-        part.place(slot)
-    )
-
-
-@inline(.always)
-def _keep[
-    dtype: DType, team: Int, width: Int, //
-](
-    slots: Shared[Scalar[dtype]],
-    part: Part[dtype, team, width],
-    slot: Int,
-    values: Part[dtype, team, width].Raw,
-):
-    """Puts `values` into a slot of this thread."""
-    slots.unsafe_store[alignment=VECTOR_BYTES](part.place(slot), values)
-
-
-@inline(.always)
-def _wait():
-    """Waits for all vectors that this thread has had brought to its slots."""
-    comptime if is_nvidia_gpu():
-        inlined_assembly[
-            "cp.async.wait_all;", NoneType, constraints="~{memory}"
-        ]()
-
-
-@inline(.always)
-def _again[
-    dtype: DType, width: SIMDLength, //
-](x: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns `x` so that the compiler does not see that it is: what is computed of it anew is not kept instead, in
-    twice the registers.
-    """
-    comptime words = width * size_of[dtype]() // 4
-    comptime if is_nvidia_gpu() and words > 0:
-        var bits = bitcast[DType.uint32, words](x)
-        comptime for i in range(words):
-            bits[i] = inlined_assembly[
-                "mov.b32 $0, $1;", UInt32, constraints="=r,r"
-            ](bits[i])
-        return bitcast[dtype, width](bits)
-    else:
-        return x

@@ -1,5 +1,6 @@
 """Reduction of one value a thread by warp shuffles, with shared memory between the warps of a block."""
 
+from std.bit import log2_ceil
 from std.memory import unsafe_stack_allocation
 from std.sys import size_of
 from max.gpu import WARP_SIZE
@@ -16,6 +17,7 @@ def lanes_reduce[
     //,
     combine: def(T, T) thin -> T,
     lanes: Int = WARP_SIZE,
+    stride: Int = 1,
 ](value: T) -> T:
     """Combines the values of each group of neighbouring lanes by a butterfly, in registers.
 
@@ -23,6 +25,7 @@ def lanes_reduce[
         T: Type of the values, whole words of 4 bytes.
         combine: The operation, commutative up to rounding.
         lanes: Lanes a group, a power of two up to `WARP_SIZE`.
+        stride: A power of two; only lanes that are a multiple of it apart are combined.
 
     Args:
         value: This lane's value.
@@ -31,10 +34,8 @@ def lanes_reduce[
         The combined value of its group; its bits are those of the group's first lane only up to rounding.
     """
     var result = value
-    var offset = lanes // 2
-    while offset > 0:
-        result = combine(result, _exchange(result, UInt32(offset)))
-        offset //= 2
+    comptime for i in reversed(range(log2_ceil(stride), log2_ceil(lanes))):
+        result = combine(result, _exchange(result, UInt32(1 << i)))
     return result
 
 

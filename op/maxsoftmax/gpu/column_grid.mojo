@@ -1,0 +1,288 @@
+"""The fast kernels along an axis that is not the last, for what does not fit on the chip: two reads and one write an
+element, in two launches.
+
+It is `grid` turned: each block takes a span of the positions of a few vectors of columns. The first launch leaves their
+pairs in device memory; the second merges those of its columns, and writes. It goes through everything backwards, so
+that what was read last, and is still in the last cache, is read first.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext
+
+from ..exponential import Scale
+from ..online import Sum
+from ..rows import Rows, Source, Target
+from .cluster import Pair
+from .column_part import (
+    COLUMN_THREADS,
+    ColumnPart,
+    Scratch,
+)
+from .stripe import VECTOR_BYTES
+from .team import maximum
+from .tile import _add
+
+comptime UNROLL = 4
+"""Vectors that a thread has under way at a time."""
+
+comptime READING = 3
+"""Blocks of the first launch that a multiprocessor is to hold."""
+
+comptime WRITING = 4
+"""Blocks of the second."""
+
+comptime Floats = Pointer[Float32, MutUntrackedOrigin]
+"""Where pairs wait between the launches: for each span, first the maxima of all columns, then their sums."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    `nvvm.minctasm`=SIMDLength(READING if size_of[dtype]() > 2 else 2),
+)
+def column_pairs_kernel[
+    dtype: DType, lanes: Int, width: Int
+](
+    pairs: Floats,
+    x: Source[dtype],
+    total: Int64,
+    across: Int64,
+    n: Int64,
+    tiles: Int64,
+    share: Int64,
+):
+    """First launch: the pairs of each block's span of its columns.
+
+    Parameters:
+        dtype: Dtype of the logits, of 4 bytes or 2.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector: as many as have 16 bytes, or 1.
+
+    Args:
+        pairs: Where the pairs go.
+        x: Logits.
+        total: Vectors of columns, less than 2^31.
+        across: Those of a position.
+        n: Positions.
+        tiles: Blocks that a span is shared by.
+        share: Positions a span.
+    """
+    comptime P = ColumnPart[dtype, lanes, width]
+    comptime exact = size_of[dtype]() > 2
+    comptime S = Scale[exact, width]
+    comptime Vector = SIMD[DType.float32, width]
+    comptime none = Vector(neg_inf[DType.float32]())
+    var maxima = Scratch[lanes, width]()
+    var sums = Scratch[lanes, width]()
+    var thread = Int(thread_idx.x)
+    var span = UInt32(block_idx.x) // UInt32(tiles)
+    var index = (UInt32(block_idx.x) - span * UInt32(tiles)) * UInt32(
+        lanes
+    ) + UInt32(thread % lanes)
+    var part = P(
+        x.unsafe_mut_cast[True](),
+        x,
+        index,
+        UInt32(total),
+        UInt32(across),
+        Int(n),
+        thread,
+        Int(span),
+        Int(share),
+    )
+    var m = none
+    var scale = S(m)
+    var d = Sum[DType.float32, width]()
+    for i in range(0, part.rounds() + 1, UNROLL):
+        var raw = Array[P.Raw, UNROLL](fill=P.Raw(neg_inf[dtype]()))
+        comptime for j in range(UNROLL):
+            if part.has(i + j):
+                raw[j] = part.load(i + j)
+        var largest = raw[0]
+        comptime for j in range(1, UNROLL):
+            largest = maximum(largest, raw[j])
+        var larger = maximum(m, largest.cast[DType.float32]())
+        # After the first few vectors hardly ever.
+        if not larger.eq(m).reduce_and():
+            var raised = S(larger)
+            d.scale(m.eq(none).select(Vector(0), scale.over(raised)))
+            m = larger
+            scale = raised
+        var terms = scale.exp(raw[0].cast[DType.float32]())
+        comptime for j in range(1, UNROLL):
+            terms += scale.exp(raw[j].cast[DType.float32]())
+        _add[exact](d, terms)
+    var all = maxima.reduce[True](thread, m)
+    var sum = sums.reduce[False](thread, Pair(m, d.value).sum_over(S(all)))
+    if thread < lanes and index < UInt32(total):
+        var mine = pairs.unsafe_offset(
+            (Int(span) * 2 * Int(total) + Int(index)) * width
+        )
+        mine.unsafe_store[alignment=4 * width](0, all)
+        mine.unsafe_store[alignment=4 * width](Int(total) * width, sum)
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    `nvvm.minctasm`=SIMDLength(WRITING if size_of[dtype]() > 2 else READING),
+)
+def column_quotients_kernel[
+    dtype: DType, lanes: Int, width: Int
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    pairs: Floats,
+    total: Int64,
+    across: Int64,
+    n: Int64,
+    tiles: Int64,
+    share: Int64,
+    spans: Int64,
+):
+    """Second launch: each block merges the pairs of its columns, and writes its span of them.
+
+    Parameters:
+        dtype: Dtype of both tensors, of 4 bytes or 2.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector: as many as have 16 bytes, or 1.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        pairs: What the first launch left.
+        total: Vectors of columns, less than 2^31.
+        across: Those of a position.
+        n: Positions.
+        tiles: Blocks that a span is shared by.
+        share: Positions a span.
+        spans: How many there are.
+    """
+    comptime P = ColumnPart[dtype, lanes, width]
+    comptime S = Scale[size_of[dtype]() > 2, width]
+    comptime Vector = SIMD[DType.float32, width]
+    var maxima = Scratch[lanes, width]()
+    var sums = Scratch[lanes, width]()
+    var thread = Int(thread_idx.x)
+    # The last block's work is done first.
+    var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
+    var span = block // UInt32(tiles)
+    var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
+        thread % lanes
+    )
+    # Lanes beyond the last column read the last one's pairs.
+    var column = Int(min(index, UInt32(total) - 1)) * width
+    var stride = Int(total) * width
+
+    var m = Vector(neg_inf[DType.float32]())
+    for i in range(thread // lanes, Int(spans), P.deep):
+        m = maximum(
+            m,
+            pairs.unsafe_load[width=width, alignment=4 * width](
+                column + 2 * i * stride
+            ),
+        )
+    m = maxima.reduce[True](thread, m)
+    var scale = S(m)
+    var d = Vector(0)
+    for i in range(thread // lanes, Int(spans), P.deep):
+        var theirs = pairs.unsafe_offset(column + 2 * i * stride)
+        d += Pair(
+            theirs.unsafe_load[width=width, alignment=4 * width](),
+            theirs.unsafe_load[width=width, alignment=4 * width](stride),
+        ).sum_over(scale)
+    d = sums.reduce[False](thread, d)
+    var factor = Pair(m, d).reciprocal()
+
+    var part = P(
+        y,
+        x,
+        index,
+        UInt32(total),
+        UInt32(across),
+        Int(n),
+        thread,
+        Int(span),
+        Int(share),
+    )
+    for group in range(part.rounds() // UNROLL, -1, -1):
+        var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
+        comptime for j in range(UNROLL):
+            if part.has(group * UNROLL + j):
+                raw[j] = part.load(group * UNROLL + j)
+        comptime for j in range(UNROLL):
+            if part.has(group * UNROLL + j):
+                var e = scale.exp(raw[j].cast[DType.float32]())
+                part.store(group * UNROLL + j, (e * factor).cast[dtype]())
+
+
+def column_grid[
+    dtype: DType,
+    lanes: Int,
+    width: Int = VECTOR_BYTES // size_of[dtype](),
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    rows: Rows,
+    multiprocessors: Int,
+    ctx: DeviceContext,
+) raises:
+    """Launches the two kernels.
+
+    Parameters:
+        dtype: Dtype of both tensors, of 4 bytes or 2.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector: as many as have 16 bytes, or 1.
+
+    Args:
+        y: Probabilities, not in the memory of `x`.
+        x: Logits.
+        rows: Rows along any axis; if `width` is not 1, all vectors are aligned, and `rows.inner` is a multiple of it.
+        multiprocessors: How many the GPU has.
+        ctx: The GPU and its stream.
+    """
+    comptime deep = ColumnPart[dtype, lanes, width].deep
+    var across = rows.inner // width
+    var total = rows.outer * across
+    var tiles = ceildiv(total, lanes)
+    # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
+    var held = multiprocessors * READING
+    var spans = held // tiles if held >= 4 * tiles else ceildiv(4 * held, tiles)
+    var share = ceildiv(rows.n, min(spans, ceildiv(rows.n, deep * UNROLL)))
+    spans = ceildiv(rows.n, share)
+    var memory = ctx.enqueue_create_buffer[DType.float32](
+        2 * spans * total * width
+    )
+    var pairs = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    ctx.enqueue_function[column_pairs_kernel[dtype, lanes, width]](
+        pairs,
+        x,
+        Int64(total),
+        Int64(across),
+        Int64(rows.n),
+        Int64(tiles),
+        Int64(share),
+        grid_dim=tiles * spans,
+        block_dim=COLUMN_THREADS,
+    )
+    ctx.enqueue_function[column_quotients_kernel[dtype, lanes, width]](
+        y,
+        x,
+        pairs,
+        Int64(total),
+        Int64(across),
+        Int64(rows.n),
+        Int64(tiles),
+        Int64(share),
+        Int64(spans),
+        grid_dim=tiles * spans,
+        block_dim=COLUMN_THREADS,
+    )
+    _ = memory^

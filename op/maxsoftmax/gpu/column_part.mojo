@@ -1,0 +1,287 @@
+"""What one thread takes of neighbouring rows along an axis that is not the last, and how the threads of a row meet.
+
+Seen as (outer, n, inner), the tensor has outer × inner rows, which this file calls columns, of n positions that are
+`inner` apart. Columns are taken by the vector. A block is a matrix of threads: `lanes` neighbouring vectors of columns
+wide, so that every position is read in pieces as long as that, and as deep as it has threads for; those of a lane take
+its positions in turn. Lanes are counted through all of the tensor, so that a small `inner` leaves none idle.
+"""
+
+from std.memory import bitcast, unsafe_stack_allocation
+from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from max.gpu import WARP_SIZE, thread_idx
+from max.gpu.sync import barrier
+
+from ..rows import Source, Target
+from .team import maximum
+from .tree_reduction import Shared
+from .warp_reduction import lanes_reduce
+
+comptime COLUMN_THREADS = 256
+"""Threads a block."""
+
+
+struct ColumnPart[dtype: DType, lanes: Int, width: Int](
+    TrivialRegisterPassable
+):
+    """The vectors of one thread: every `deep`-th position of the block's share of a lane's columns.
+
+    Parameters:
+        dtype: Dtype of the tensor, of 4 bytes or 2.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector.
+    """
+
+    comptime deep = COLUMN_THREADS // Self.lanes
+    """Threads a lane."""
+    comptime bytes = Self.width * size_of[Self.dtype]()
+    comptime Raw = SIMD[Self.dtype, Self.width]
+
+    var source: Source[Self.dtype]
+    """This thread's first vector."""
+    var target: Target[Self.dtype]
+    """Where its probabilities go."""
+    var step: Int
+    """Elements from one of its vectors to the next."""
+    var count: Int32
+    """Positions of the block; none where the lane is beyond the last."""
+    var ahead: Int32
+    """How many of them are not before this thread's first."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        y: Target[Self.dtype],
+        x: Source[Self.dtype],
+        index: UInt32,
+        vectors: UInt32,
+        across: UInt32,
+        n: Int,
+        thread: Int,
+        rank: Int,
+        share: Int,
+    ):
+        """A thread's part of vector `index` of columns.
+
+        Args:
+            y: Probabilities.
+            x: Logits.
+            index: Which vector of columns.
+            vectors: How many there are in the tensor.
+            across: How many there are in a position: inner / width.
+            n: Positions.
+            thread: This thread's index in the block.
+            rank: The block's, among those that share the positions.
+            share: Positions that each of them takes, as long as there are any; less than 2^31.
+        """
+        var outer = index // across
+        var inner = Int(across) * Self.width
+        var first = rank * share
+        var mine = thread // Self.lanes
+        var start = (Int(outer) * n + first + mine) * inner + Int(
+            index - outer * across
+        ) * Self.width
+        self.source = x.unsafe_offset(start)
+        self.target = y.unsafe_offset(start)
+        self.step = inner * Self.deep
+        self.count = Int32(
+            max(0, min(share, n - first))
+        ) if index < vectors else Int32(0)
+        self.ahead = self.count - Int32(mine)
+
+    @inline(.always)
+    def rounds(self) -> Int:
+        """Returns how many vectors every thread of the lane has; some have one more.
+        """
+        return Int(self.count) // Self.deep
+
+    @inline(.always)
+    def has(self, i: Int) -> Bool:
+        """Returns whether this thread has a vector `i`."""
+        return Int32(i * Self.deep) < self.ahead
+
+    @inline(.always)
+    def at(self, i: Int) -> Source[Self.dtype]:
+        """Returns where this thread's vector `i` of logits is."""
+        return self.source.unsafe_offset(i * self.step)
+
+    @inline(.always)
+    def load(self, i: Int) -> Self.Raw:
+        """Returns this thread's vector `i` of logits."""
+        return self.at(i).unsafe_load[width=Self.width, alignment=Self.bytes]()
+
+    @inline(.always)
+    def store(self, i: Int, values: Self.Raw):
+        """Stores this thread's vector `i` of probabilities."""
+        self.target.unsafe_offset(i * self.step).unsafe_store[
+            alignment=Self.bytes
+        ](0, values)
+
+    @inline(.always)
+    def forget(mut self):
+        """Hides from the compiler that distances are what they were: it would keep them all, in registers.
+        """
+        comptime if is_nvidia_gpu():
+            self.step = Int(
+                inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
+                    Int64(self.step)
+                )
+            )
+
+
+struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
+    """Shared memory in which the threads of each lane combine a value a column.
+
+    Parameters:
+        lanes: Vectors of columns that the block takes.
+        width: Columns a vector.
+    """
+
+    comptime rows = COLUMN_THREADS // max(Self.lanes, WARP_SIZE)
+    """Threads a lane that are left when those of a warp have combined theirs."""
+    comptime columns = Self.lanes * Self.width
+    comptime stride = Self.columns + 4
+    """From one row to the next: in other banks."""
+    comptime alignment = min(16, 4 * Self.width)
+    comptime Values = SIMD[DType.float32, Self.width]
+
+    var first: Shared[Float32]
+    """The first row."""
+
+    @inline(.always)
+    def __init__(out self):
+        self.first = unsafe_stack_allocation[
+            scratch_bytes(Self.lanes, Self.width) // 4,
+            Float32,
+            alignment=16,
+            address_space=AddressSpace.SHARED,
+        ]()
+        comptime if Self.rows > 1:
+            if thread_idx.x == 0:
+                self.first[unsafe_offset=Self.columns] = 0
+
+    @inline(.always)
+    def secret(self) -> UInt32:
+        """Returns 0, which was put between the rows; if there are several, the compiler knows neither that nor how
+        to learn it before they are done.
+        """
+        comptime if Self.rows > 1:
+            return bitcast[DType.uint32](self.first[unsafe_offset=Self.columns])
+        else:
+            return 0
+
+    @inline(.always)
+    def take(self, row: Int, thread: Int) -> Self.Values:
+        """Returns what is in a row for this thread's lane."""
+        return self.first.unsafe_load[
+            width=Self.width, alignment=Self.alignment
+        ](row * Self.stride + thread % Self.lanes * Self.width)
+
+    @inline(.always)
+    def gather[
+        dtype: DType, //, largest: Bool
+    ](self, thread: Int, value: SIMD[dtype, Self.width]) -> Self.Values:
+        """Combines the values of the threads of a lane in each warp, and has them all in the rows.
+
+        Parameters:
+            dtype: Dtype of the values.
+            largest: Whether they are combined to the largest, or to the sum.
+
+        Args:
+            thread: This thread's index in the block.
+            value: This thread's value.
+
+        Returns:
+            The combined value of those of the lane that are in this warp.
+        """
+        var result = value
+        comptime if Self.lanes < WARP_SIZE:
+            result = lanes_reduce[
+                combine_columns[largest, dtype, Self.width],
+                WARP_SIZE,
+                Self.lanes,
+            ](value)
+        var wide = result.cast[DType.float32]()
+        comptime if Self.rows > 1:
+            var row = thread // max(Self.lanes, WARP_SIZE)
+            if Self.lanes >= WARP_SIZE or thread % WARP_SIZE < Self.lanes:
+                self.first.unsafe_store[alignment=Self.alignment](
+                    row * Self.stride + thread % Self.lanes * Self.width, wide
+                )
+            barrier()
+        return wide
+
+    @inline(.always)
+    def column[largest: Bool](self, column: Int, thread: Int) -> Float32:
+        """Combines what `gather` has left of a column; as many neighbouring threads as there are rows call this for
+        the same one.
+
+        Parameters:
+            largest: As for `gather`.
+
+        Args:
+            column: Which of the block's.
+            thread: This thread's index in the block.
+
+        Returns:
+            The combined value of the column.
+        """
+        return lanes_reduce[
+            combine_columns[largest, DType.float32, 1], Self.rows
+        ](self.first[unsafe_offset=thread % Self.rows * Self.stride + column])
+
+    @inline(.always)
+    def reduce[
+        dtype: DType, //, largest: Bool
+    ](self, thread: Int, value: SIMD[dtype, Self.width]) -> Self.Values:
+        """Combines the values of the threads of each lane and hands the result to each, with the same bits; it is left
+        in the first row as well if there are eight.
+
+        Every thread of the block must call this, once.
+
+        Parameters:
+            dtype: Dtype of the values.
+            largest: Whether they are combined to the largest, NaN if any is, or to the sum.
+
+        Args:
+            thread: This thread's index in the block.
+            value: This thread's value.
+
+        Returns:
+            The combined value of the lane.
+        """
+        var result = self.gather[largest](thread, value)
+        comptime if Self.rows > 4:
+            comptime all = Self.columns * Self.rows
+            comptime for start in range(0, all, COLUMN_THREADS):
+                if start + thread < all:
+                    var column = (start + thread) // Self.rows
+                    var combined = self.column[largest](column, thread)
+                    if thread % Self.rows == 0:
+                        self.first[unsafe_offset=column] = combined
+            barrier()
+            return self.take(0, thread)
+        elif Self.rows > 1:
+            # In the same order by every thread.
+            result = self.take(0, thread)
+            comptime for row in range(1, Self.rows):
+                result = combine_columns[largest, DType.float32, Self.width](
+                    result, self.take(row, thread)
+                )
+        return result
+
+
+def scratch_bytes(lanes: Int, width: Int) -> Int:
+    """Returns the bytes of a `Scratch`, for use at compile time."""
+    return COLUMN_THREADS // max(lanes, WARP_SIZE) * (lanes * width + 4) * 4
+
+
+@inline(.always)
+def combine_columns[
+    largest: Bool, dtype: DType, width: SIMDLength
+](a: SIMD[dtype, width], b: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Returns the larger of two values of each column, NaN if either is, or their sum.
+    """
+    comptime if largest:
+        return maximum(a, b)
+    else:
+        return a + b
