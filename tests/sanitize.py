@@ -1,4 +1,4 @@
-"""Runs kernels on a GPU for compute-sanitizer to watch: one shape for each kernel of `auto`, and the tree along both axes."""
+"""Runs kernels on a GPU for compute-sanitizer to watch: a shape for each of `auto`, and the tree along both axes."""
 
 import maxsoftmax
 import ml_dtypes
