@@ -303,3 +303,82 @@ def test_processes_that_build_the_same_entry_all_get_it(folder):
         process.join()
     assert [process.exitcode for process in processes] == [0] * 3
     assert os.listdir(folder) == ["key"]
+
+
+def kept(folder, key, age=0, size=100):
+    """Makes an entry that was last used `age` seconds ago."""
+    cache.entry(key, "file", lambda path: path.write_bytes(b"x" * (size - 64)))
+    then = time.time() - age
+    os.utime(folder / key, (then, then))
+
+
+def test_an_entry_is_found_where_it_is(folder):
+    assert cache.find("key", "file") is None
+    assert not folder.exists()
+    path = silently(write)
+    assert cache.find("key", "file") == path
+    assert cache.find("key", "other") is None
+    assert cache.find("other", "file") is None
+    path.write_bytes(b"damaged")
+    assert cache.find("key", "file") is None
+    assert path.read_bytes() == b"damaged"
+
+
+def test_nothing_is_found_where_others_may_write(folder):
+    silently(write)
+    folder.chmod(0o770)
+    assert cache.find("key", "file") is None
+
+
+def test_a_removed_entry_is_gone(folder):
+    kept(folder, "model-1")
+    kept(folder, "model-2")
+    cache.remove("model-1")
+    cache.remove("model-3")
+    assert list(cache.entries()) == ["model-2"]
+
+
+def test_entries_are_listed_by_age_and_cleared(folder, tmp_path):
+    assert cache.entries() == {}
+    assert cache.clear() == 0
+    assert not folder.exists()
+    kept(folder, "model-new", 1)
+    kept(folder, "mojo-old", 100, 300)
+    (folder / "not ours").mkdir()
+    (folder / "model-file").write_text("nor this")
+    (folder / "model-link").symlink_to(tmp_path)
+    assert cache.entries() == {"mojo-old": 300, "model-new": 100}
+    (folder / ".new-1").mkdir()
+    assert cache.clear() == 400
+    assert sorted(os.listdir(folder)) == ["model-file", "model-link", "not ours"]
+
+
+def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch):
+    monkeypatch.setattr(cache, "LIMIT", 350)
+    for key, age in [("model-1", 300), ("mojo-2", 200), ("model-3", 100)]:
+        kept(folder, key, age)
+    # Both ways to use an entry count.
+    assert cache.find("model-1", "file")
+    kept(folder, "model-4", 50)
+    assert sorted(cache.entries()) == ["model-1", "model-3", "model-4"]
+    cache.entry("model-3", "file", forbidden)
+    os.utime(folder / "model-1", (1, 1))
+    kept(folder, "model-5", size=200)
+    assert sorted(cache.entries()) == ["model-3", "model-5"]
+
+
+def test_an_entry_larger_than_the_limit_is_kept_alone(folder, monkeypatch):
+    monkeypatch.setattr(cache, "LIMIT", 350)
+    kept(folder, "model-1", 5)
+    kept(folder, "model-2", size=1000)
+    assert cache.entries() == {"model-2": 1000}
+
+
+def test_only_abandoned_work_is_swept_away(folder):
+    silently(write)
+    for name, age in [(".new-old", cache.DAY_S + 60), (".new-now", 60), (".other", cache.DAY_S + 60)]:
+        (folder / name).mkdir()
+        then = time.time() - age
+        os.utime(folder / name, (then, then))
+    silently(write, "another key")
+    assert sorted(os.listdir(folder)) == [".new-now", ".other", "another key", "key"]

@@ -108,10 +108,11 @@ def test_run_writes_beside_the_input_and_is_quiet_without_a_terminal(x, plain):
     np.testing.assert_array_equal(y, maxsoftmax.softmax(x))
 
 
-def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain):
+def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain, tmp_path):
     terminal, theirs = pty.openpty()
     arguments = [*COMMAND, "run", "x.npy", "-o", "y.npy"]
-    process = subprocess.Popen(arguments, env={**plain, "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=theirs)
+    env = {**plain, "TERM": "xterm", cache.VARIABLE: str(tmp_path / "empty")}
+    process = subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     shown = b""
     deadline = time.monotonic() + 300
@@ -349,3 +350,15 @@ def test_progress_reaches_the_whole(x, monkeypatch, capsys):
     assert cli.main(["run", "x.npy"]) == 0
     assert len(done) > 1
     assert sum(done) == x.nbytes
+
+
+def test_the_cache_is_shown_and_cleared(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    assert cli.main(["cache"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/cache: 0 bytes in 0 entries\n"
+    cache.entry("model-1", "file", lambda path: path.write_bytes(b"x" * 1936))
+    assert cli.main(["cache"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/cache: 2.0 kB in 1 entry\n"
+    assert cli.main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/cache: took away 2.0 kB in 1 entry\n"
+    assert os.listdir(tmp_path / "cache") == []

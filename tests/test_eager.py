@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from max.driver import Buffer
-from maxsoftmax import runtime
+from maxsoftmax import cache, eager, runtime
 
 LENGTHS = [0, 1, 2, 31, 32, 33, 127, 128, 129, 1000, 1023, 1024, 1025, 50257, 131072]
 
@@ -254,7 +254,8 @@ def test_threads_share_models_and_get_their_own_results(device):
         check(y, x)
 
 
-def test_a_first_call_from_many_threads_compiles_once(monkeypatch, device):
+def test_a_first_call_from_many_threads_compiles_once(monkeypatch, tmp_path, device):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "empty"))
     compiled = []
     original = runtime._graph
     monkeypatch.setattr(runtime, "_graph", lambda s: compiled.append(s) or original(s))
@@ -285,3 +286,82 @@ def test_more_than_2_to_the_31_elements(device, shape):
             sums = [np.exp(part[i::2]).sum() * shape[1] / 32 for i in range(2)]
             want = np.exp(part) / np.resize(sums, 64)
         np.testing.assert_allclose(flat[start : start + 64].astype(np.float64), want, rtol=1e-2)
+
+
+# Shortcuts for arrays like one that came before.
+
+
+@pytest.fixture
+def shortcuts(monkeypatch):
+    found = {}
+    monkeypatch.setattr(eager, "_shortcuts", found)
+    return found
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 0, None])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_the_second_call_takes_a_shortcut_to_the_same(shortcuts, monkeypatch, dtype, axis):
+    first = maxsoftmax.softmax(logits((3, 50), dtype), axis=axis)
+    assert len(shortcuts) == 1
+    monkeypatch.setattr(eager, "_of_bits", lambda *_: pytest.fail("the long way"))
+    x = logits((3, 50), dtype)
+    y = maxsoftmax.softmax(x, axis=axis)
+    np.testing.assert_array_equal(y, first)
+    check(y, x, axis=axis)
+    assert y.shape == x.shape
+    assert y.flags.carray
+    # It is nobody else's memory.
+    kept = y.copy()
+    maxsoftmax.softmax(np.zeros_like(x), axis=axis)
+    np.testing.assert_array_equal(y, kept)
+    np.testing.assert_array_equal(x, logits((3, 50), dtype))
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.asfortranarray,
+        lambda x: x[:, ::-1],
+        lambda x: np.lib.stride_tricks.as_strided(x, writeable=False),
+        lambda x: x.astype(">f4"),
+        lambda x: x.view(Subclass),
+        lambda x: x.astype(ml_dtypes.bfloat16),
+        np.ndarray.tolist,
+    ],
+)
+def test_other_arrays_take_the_long_way(shortcuts, other):
+    x = logits((4, 6))
+    maxsoftmax.softmax(x)
+    before = dict(shortcuts)
+    given = other(x)
+    y = maxsoftmax.softmax(given)
+    np.testing.assert_allclose(np.asarray(y, np.float64), maxsoftmax.softmax(np.array(given, np.float64)), rtol=1e-2)
+    assert {k: v for k, v in shortcuts.items() if k[0] == np.float32} == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"axis": True}, {"axis": 1.0}, {"axis": "1"}, {"device": "tpu"}, {"device": []}, {"algorithm": ["auto"]}]
+)
+def test_what_equals_a_good_argument_is_still_refused(shortcuts, wrong):
+    x = logits((2, 3))
+    maxsoftmax.softmax(x, axis=1, device="cpu")
+    with pytest.raises((TypeError, ValueError)):
+        maxsoftmax.softmax(x, **{"axis": 1, "device": "cpu", **wrong})
+
+
+def test_shortcuts_do_not_pile_up(shortcuts, monkeypatch):
+    monkeypatch.setattr(eager, "MOST_SHORTCUTS", 3)
+    for n in range(1, 9):
+        maxsoftmax.softmax(logits((n,)))
+        assert len(shortcuts) <= 3
+
+
+def test_nothing_to_compute_needs_no_shortcut(shortcuts):
+    maxsoftmax.softmax(np.zeros((0, 3), np.float32))
+    maxsoftmax.softmax(np.float32(1))
+    maxsoftmax.softmax(np.zeros((), np.float32))
+    assert shortcuts == {}

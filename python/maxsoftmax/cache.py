@@ -11,6 +11,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,15 @@ import platformdirs
 
 VARIABLE = "MAXSOFTMAX_CACHE_DIR"
 """Environment variable that moves the folder."""
+
+LIMIT = 512 * 2**20
+"""Bytes beyond which the entries that were not used for longest are taken away."""
+
+OURS = ("model-", "mojo-", ".new-", ".old-")
+"""How the names of what this package keeps begin; it takes nothing else away."""
+
+DAY_S = 24 * 60 * 60.0
+"""Seconds after which what a process has not finished writing is taken for abandoned."""
 
 
 def location() -> Path:
@@ -41,6 +51,7 @@ def entry(key: str, name: str, build: Callable[[Path], None]) -> Path:
     root = _root(location())
     folder = root / key
     if _is_sound(folder, name):
+        _use(folder)
         return folder / name
     staging = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     try:
@@ -60,17 +71,92 @@ def entry(key: str, name: str, build: Callable[[Path], None]) -> Path:
                 atexit.register(shutil.rmtree, staging, ignore_errors=True)
                 return staging / name
             shutil.rmtree(staging, ignore_errors=True)
+        _trim(root, folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return folder / name
 
 
+def find(key: str, name: str) -> Path | None:
+    """Returns the file `name` of the entry `key` if it is there, whole, and nobody else's; makes nothing."""
+    root = location()
+    try:
+        if distrust(root, stat.S_ISDIR):
+            return None
+    except OSError:
+        return None
+    if not _is_sound(root / key, name):
+        return None
+    _use(root / key)
+    return root / key / name
+
+
+def remove(key: str) -> None:
+    """Takes an entry away, if that can be."""
+    _remove(location() / key)
+
+
+def entries() -> dict[str, int]:
+    """Returns the bytes of every entry by its key, that which was not used for longest first."""
+    return {folder.name: _size(folder) for folder in _by_age(location()) if not folder.name.startswith(".")}
+
+
+def clear() -> int:
+    """Takes away all that is kept, and returns how many bytes that were."""
+    freed = 0
+    for folder in _by_age(location()):
+        size = _size(folder)
+        _remove(folder)
+        freed += size - _size(folder)
+    return freed
+
+
+def _by_age(root: Path) -> list[Path]:
+    """Returns the folders in `root` that are ours, by when they were last used."""
+    found = []
+    with contextlib.suppress(OSError):
+        if distrust(root, stat.S_ISDIR) is None:
+            for path in root.iterdir():
+                with contextlib.suppress(OSError):
+                    if path.name.startswith(OURS) and stat.S_ISDIR(path.lstat().st_mode):
+                        found.append((path.lstat().st_mtime, path))
+    return [path for _, path in sorted(found)]
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                size += path.lstat().st_size
+    return size
+
+
+def _use(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def _trim(root: Path, new: Path) -> None:
+    """Takes away what was not used for longest until the rest is within `LIMIT`, and what was never finished."""
+    folders = _by_age(root)
+    size = sum(map(_size, folders))
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            unfinished = folder.name.startswith(".")
+            if (unfinished and time.time() - folder.lstat().st_mtime < DAY_S) or folder == new:
+                continue
+            if unfinished or size > LIMIT:
+                size -= _size(folder)
+                _remove(folder)
+
+
 def _root(wanted: Path) -> Path:
     """Returns `wanted` if it is, or can be made, a private folder, and a temporary one otherwise."""
     try:
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = _distrust(wanted, stat.S_ISDIR)
+        reason = distrust(wanted, stat.S_ISDIR)
         if reason is None:
             with tempfile.TemporaryFile(dir=wanted):
                 return wanted
@@ -93,7 +179,7 @@ def _temporary(wanted: Path, reason: str) -> Path:
 def _is_sound(folder: Path, name: str) -> bool:
     """Returns whether `name` in `folder` is ours alone and whole."""
     try:
-        if _distrust(folder, stat.S_ISDIR) or _distrust(folder / name, stat.S_ISREG):
+        if distrust(folder, stat.S_ISDIR) or distrust(folder / name, stat.S_ISREG):
             return False
         digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         return (folder / "sha256").read_text() == digest
@@ -101,12 +187,18 @@ def _is_sound(folder: Path, name: str) -> bool:
         return False
 
 
-def _distrust(path: Path, is_kind: Callable[[int], bool]) -> str | None:
-    """Returns why somebody else could have written `path`, or None."""
+def distrust(path: Path, is_kind: Callable[[int], bool], also: int | None = None) -> str | None:
+    """Returns why somebody else could have written `path`, or None.
+
+    Args:
+        path: A file or folder.
+        is_kind: Whether a mode is of the kind that it is to be.
+        also: A user to whom it may belong as well.
+    """
     status = path.lstat()
     if not is_kind(status.st_mode):
         return "it is a link or not of the kind expected"
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+    if hasattr(os, "getuid") and status.st_uid not in (os.getuid(), also):
         return "it belongs to another user"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "others may write to it"

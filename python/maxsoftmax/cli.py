@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from rich import filesize
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from maxsoftmax import __version__, cache, runtime
+from maxsoftmax import __version__, ahead, cache, runtime
 from maxsoftmax.bench import command as bench_command
 from maxsoftmax.bench import tune as bench_tune
 from maxsoftmax.console import Console
@@ -73,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 
     bench_command.add(commands)
     bench_tune.add(commands)
+
+    ahead.add(commands)
+
+    kept = commands.add_parser("cache", help="what is kept of what was compiled: its place and size")
+    kept.add_argument("--clear", action="store_true", help="take it all away")
+    kept.set_defaults(command=_cache)
 
     info = commands.add_parser("info", help="versions, devices and folders")
     info.set_defaults(command=_info)
@@ -148,6 +155,16 @@ def _run(options: argparse.Namespace) -> int:
                 advance=lambda done: progress.advance(task, done),
             )
     out.print(f"{output}: softmax of {'×'.join(map(str, x.shape)) or 'a scalar'} {x.dtype}, as {dtype}")
+    return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    sizes = cache.entries()
+    count = f"{len(sizes)} entr{'y' if len(sizes) == 1 else 'ies'}"
+    if options.clear:
+        out.print(f"{cache.location()}: took away {filesize.decimal(cache.clear())} in {count}")
+    else:
+        out.print(f"{cache.location()}: {filesize.decimal(sum(sizes.values()))} in {count}")
     return 0
 
 

@@ -9,8 +9,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mojo.run import subprocess_run_mojo
-
 from maxsoftmax import cache
 
 
@@ -34,7 +32,7 @@ def extension() -> Path:
         RuntimeError: If it does not compile; the message is the compiler's.
     """
     package = source()
-    return cache.entry(f"mojo-{_key(package)}", f"{package.name}.mojoc", functools.partial(_precompile, package))
+    return cache.entry(f"mojo-{key()}", f"{package.name}.mojoc", functools.partial(_precompile, package))
 
 
 def distribution_version(*names: str) -> str:
@@ -49,8 +47,21 @@ def distribution_version(*names: str) -> str:
     return version(names[-1])
 
 
-def _key(package: Path) -> str:
-    digest = hashlib.sha256(distribution_version("mojo-compiler", "mojo").encode())
+@functools.cache
+def key() -> str:
+    """Returns what changes with the sources of the package and the version of the compiler.
+
+    Raises:
+        RuntimeError: If there is no compiler.
+    """
+    package = source()
+    try:
+        compiler = distribution_version("mojo-compiler", "mojo")
+    except PackageNotFoundError:
+        raise RuntimeError(
+            "Mojo's compiler is not installed, and this was not compiled ahead of time: see `maxsoftmax compile --help`"
+        ) from None
+    digest = hashlib.sha256(compiler.encode())
     for path in sorted(package.rglob("*.mojo")):
         digest.update(f"\0{path.relative_to(package).as_posix()}\0".encode())
         digest.update(path.read_bytes())
@@ -58,6 +69,9 @@ def _key(package: Path) -> str:
 
 
 def _precompile(package: Path, output: Path) -> None:
+    # Only who compiles needs the compiler.
+    from mojo.run import subprocess_run_mojo
+
     try:
         subprocess_run_mojo(
             ["precompile", str(package), "-o", str(output)],

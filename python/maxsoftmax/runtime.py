@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,10 +13,10 @@ from typing import Any
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
-from max.engine import InferenceSession, Model
+from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType
 
-from maxsoftmax import ops
+from maxsoftmax import artifacts, ops
 from maxsoftmax.arguments import ALGORITHMS
 from maxsoftmax.extension import extension
 
@@ -32,12 +34,22 @@ class Signature:
     algorithm: str
     block_size: int
     unroll: int
+    n: int | None = None
+    """Length of the rows, where it is fixed; None if they may be of any."""
 
     def choices(self) -> dict[str, int]:
         """Returns what the algorithm leaves to its caller, by name."""
         leaves = ALGORITHMS[self.device.label][self.algorithm]
         chosen = {"block_size": (leaves.block_sizes, self.block_size), "unroll": (leaves.unrolls, self.unroll)}
         return {name: value for name, (allowed, value) in chosen.items() if allowed}
+
+    def parts(self) -> list[str]:
+        """Returns all that a compiled model depends on, in words: of GPUs the architecture, not which one it is."""
+        architecture = "" if self.device.is_host else self.device.architecture_name
+        choices = [f"{name}={value}" for name, value in self.choices().items()]
+        kind = "rows" if self.contiguous else "columns"
+        fixed = [] if self.n is None else [f"n={self.n}"]
+        return [self.device.label, architecture, self.dtype.name, kind, self.algorithm, *choices, *fixed]
 
     def __str__(self) -> str:
         place = "the last axis" if self.contiguous else "an axis before it"
@@ -78,16 +90,23 @@ def device(spec: Any) -> Device:
     return present[spec]
 
 
-def model(signature: Signature) -> Model:
-    """Returns the model for `signature`, compiling it the first time (seconds). Safe to call from several threads."""
+def model(signature: Signature, n: int) -> Model:
+    """Returns a model for `signature` and rows of `n`. Safe to call from several threads.
+
+    It is compiled (seconds) unless this or an earlier process has done that, or it was compiled ahead of time.
+    """
+    folder = os.environ.get(artifacts.VARIABLE)
+    if folder:
+        signature = _precompiled_for(signature, n, folder)
     if signature not in _models:
         # One lock for all: MAX compiles one graph at a time anyway.
         with _compiling:
             if signature not in _models:
-                with ExitStack() as stack:
-                    for observer in _observers:
-                        stack.enter_context(observer(signature))
-                    _models[signature] = _session(signature.device).load(_graph(signature))
+                session = _session(signature.device)
+                compiling = functools.partial(compile, signature)
+                _models[signature] = artifacts.precompiled(session, signature.parts()) or artifacts.load(
+                    session, signature.parts(), compiling
+                )
     return _models[signature]
 
 
@@ -101,13 +120,29 @@ def observing(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
+@functools.lru_cache
+def _precompiled_for(signature: Signature, n: int, folder: str) -> Signature:
+    """Returns the signature with its length fixed if there is a model for that length, or else as it is."""
+    fixed = dataclasses.replace(signature, n=n)
+    return fixed if artifacts.is_precompiled(fixed.parts()) else signature
+
+
+def compile(signature: Signature) -> CompiledModel:
+    """Returns the compiled model for `signature`, which may be for a virtual device."""
+    with ExitStack() as stack:
+        for observer in _observers:
+            stack.enter_context(observer(signature))
+        return _session(signature.device).compile(_graph(signature))
+
+
 @functools.cache
 def _session(device: Device) -> InferenceSession:
     return InferenceSession(devices=[device])
 
 
 def _graph(signature: Signature) -> Graph:
-    dims = ("rows", "n") if signature.contiguous else ("outer", "n", "inner")
+    n = "n" if signature.n is None else signature.n
+    dims = ("rows", n) if signature.contiguous else ("outer", n, "inner")
     place = DeviceRef.from_device(signature.device)
     with Graph(
         "maxsoftmax",
