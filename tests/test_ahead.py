@@ -12,8 +12,8 @@ from max.dtype import DType
 from maxsoftmax import ahead, artifacts, cli, runtime
 from test_artifacts import Compiled, Session
 
-PARTS = ["gpu", "sm_90a", "bfloat16", "rows", "vector", "block_size=128", "unroll=4", "n=50257"]
-NAME = "softmax-gpu-sm_90a-bfloat16-rows-vector-block_size128-unroll4-n50257.mef"
+PARTS = ["gpu:1", "sm_90a", "bfloat16", "rows", "vector", "block_size=128", "unroll=4", "n=50257"]
+NAME = "softmax-gpu1-sm_90a-bfloat16-rows-vector-block_size128-unroll4-n50257.mef"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +59,7 @@ def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], 
 
 def file_name(parts: Iterable[str]) -> str:
     """Returns what a model that was compiled ahead of time is called."""
-    return "-".join(["softmax", *(part.replace("=", "") for part in parts if part)]) + ".mef"
+    return "-".join(["softmax", *(re.sub(r"\W", "", part) for part in parts if part)]) + ".mef"
 
 
 def write(folder: Path, parts: Sequence[str], compiled: CompiledModel) -> Path:

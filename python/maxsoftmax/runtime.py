@@ -44,12 +44,12 @@ class Signature:
         return {name: value for name, (allowed, value) in chosen.items() if allowed}
 
     def parts(self) -> list[str]:
-        """Returns all that a compiled model depends on, in words: of GPUs the architecture, not which one it is."""
+        """Returns all that a compiled model depends on, in words."""
         architecture = "" if self.device.is_host else self.device.architecture_name
-        choices = [f"{name}={value}" for name, value in self.choices().items()]
+        choices = [f"{choice}={value}" for choice, value in self.choices().items()]
         kind = "rows" if self.contiguous else "columns"
         fixed = [] if self.n is None else [f"n={self.n}"]
-        return [self.device.label, architecture, self.dtype.name, kind, self.algorithm, *choices, *fixed]
+        return [name(self.device), architecture, self.dtype.name, kind, self.algorithm, *choices, *fixed]
 
     def __str__(self) -> str:
         place = "the last axis" if self.contiguous else "an axis before it"
