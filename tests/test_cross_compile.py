@@ -3,7 +3,6 @@ import sys
 
 import pytest
 
-
 # A minute and a half each; what is slow takes the ways of its neighbours.
 SLOW = [pytest.param(architecture, marks=pytest.mark.slow) for architecture in ("sm_86", "sm_100a")]
 
