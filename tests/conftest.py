@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 import max.driver
@@ -34,6 +35,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords and "gpu" not in DEVICES:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """Undoes what the command does to the process that it runs in."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

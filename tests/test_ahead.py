@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import maxsoftmax
 import numpy as np
 import pytest
+from commands import fails, misused
 from max.dtype import DType
 from maxsoftmax import ahead, artifacts, cli, eager, runtime
 from test_artifacts import Compiled, Session
@@ -19,38 +20,36 @@ NAME = "softmax-gpu1-sm_90a-bfloat16-rows-vector-block_size128-unroll4-n50257.me
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(artifacts.VARIABLE, str(tmp_path))
+    assert artifacts.folder() == tmp_path
     return tmp_path
 
 
-def silently():
+def silently(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return artifacts.precompiled(Session(), PARTS)
+        return artifacts.precompiled(folder, Session(), PARTS)
 
 
 def test_what_was_written_is_loaded(folder):
-    assert silently() is None
+    assert silently(folder) is None
     assert artifacts.write(folder, PARTS, Compiled()) == folder / NAME
     assert sorted(os.listdir(folder)) == [NAME[:-4] + ".json", NAME]
-    assert silently() == b"code"
-    assert artifacts.is_precompiled(PARTS)
-    assert not artifacts.is_precompiled(PARTS[:-1])
+    assert silently(folder) == b"code"
+    assert artifacts.is_precompiled(folder, PARTS)
+    assert not artifacts.is_precompiled(folder, PARTS[:-1])
 
 
 def test_the_folder_is_made(tmp_path):
     assert artifacts.write(tmp_path / "a" / "b", PARTS, Compiled()).exists()
 
 
-def test_without_the_variable_there_is_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    artifacts.write(tmp_path, PARTS, Compiled())
-    for value in (None, ""):
-        if value is None:
-            monkeypatch.delenv(artifacts.VARIABLE, raising=False)
-        else:
-            monkeypatch.setenv(artifacts.VARIABLE, value)
-        assert not artifacts.is_precompiled(PARTS)
-        assert silently() is None
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_the_variable_there_is_no_folder(monkeypatch, value):
+    if value is None:
+        monkeypatch.delenv(artifacts.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(artifacts.VARIABLE, value)
+    assert artifacts.folder() is None
 
 
 def alter(path, **values):
@@ -74,7 +73,7 @@ def test_what_cannot_be_trusted_or_used_is_left_alone_with_a_warning(folder, dam
     path = artifacts.write(folder, PARTS, Compiled())
     damage(path)
     with pytest.warns(RuntimeWarning, match=f"is not used: .*{reason}"):
-        assert artifacts.precompiled(Session(), PARTS) is None
+        assert artifacts.precompiled(folder, Session(), PARTS) is None
 
 
 def test_what_max_refuses_is_left_alone_with_a_warning(folder):
@@ -84,7 +83,7 @@ def test_what_max_refuses_is_left_alone_with_a_warning(folder):
 
     artifacts.write(folder, PARTS, Compiled())
     with pytest.warns(RuntimeWarning, match="is not used: not mine"):
-        assert artifacts.precompiled(Picky(), PARTS) is None
+        assert artifacts.precompiled(folder, Picky(), PARTS) is None
 
 
 def test_what_root_has_installed_may_be_used(folder, monkeypatch):
@@ -92,18 +91,18 @@ def test_what_root_has_installed_may_be_used(folder, monkeypatch):
     owner = folder.stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     if owner == 0:
-        assert silently() == b"code"
+        assert silently(folder) == b"code"
     else:
         with pytest.warns(RuntimeWarning, match="belongs to another user"):
-            assert artifacts.precompiled(Session(), PARTS) is None
+            assert artifacts.precompiled(folder, Session(), PARTS) is None
 
 
 def test_a_model_for_one_length_is_for_that_length_only(folder):
     device = runtime.device("cpu")
     signature = runtime.Signature(device, DType.float32, True, "auto", 128, 4)
     artifacts.write(folder, [*signature.parts(), "n=7"], Compiled())
-    assert runtime._precompiled_for(signature, 7, str(folder)).n == 7
-    assert runtime._precompiled_for(signature, 8, str(folder)) == signature
+    assert runtime._precompiled_for(signature, 7, folder).n == 7
+    assert runtime._precompiled_for(signature, 8, folder) == signature
 
 
 @pytest.mark.parametrize(
@@ -115,17 +114,13 @@ def test_a_model_for_one_length_is_for_that_length_only(folder):
     ],
 )
 def test_what_cannot_be_compiled_is_one_sentence(capsys, tmp_path, arguments, message):
-    assert cli.main(["compile", *arguments, "-o", str(tmp_path / "x")]) == 1
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in fails(capsys, "compile", *arguments, "-o", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("arguments", [["--n", "0"], ["--n", "x"], ["--dtype", "int8"], ["--axis", "3"]])
 def test_wrong_usage_exits_with_2(capsys, tmp_path, arguments):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["compile", *arguments, "-o", str(tmp_path)])
+    misused(capsys, "compile", *arguments, "-o", str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import fails, misused
 from fakes import Fake, fake, raising, results, softmax, spoilt, timed
 from matplotlib import colors
 from matplotlib.figure import Figure
 from max.dtype import DType
-from maxsoftmax import cli, runtime
+from maxsoftmax import cli, parse, runtime
 from maxsoftmax.bench import chart, command
 from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries
 from maxsoftmax.bench.protocol import record
@@ -53,12 +54,9 @@ NO_GPU = pytest.mark.skipif(len(runtime.devices()) > 1, reason="there is a GPU h
 @pytest.fixture(autouse=True)
 def _process():
     """Undoes what the command does to the process that it runs in."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     environment = dict(os.environ)
     yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     if cores:
         os.sched_setaffinity(0, cores)
     for name in set(os.environ) - set(environment):
@@ -90,17 +88,6 @@ def bench(*arguments):
     """Runs the command in this process, on the CPU unless it shows a report."""
     where = [] if arguments[0] == "report" else ["--device", "cpu"]
     return cli.main(["bench", *arguments, *where])
-
-
-def fails(capsys, *arguments):
-    """Runs the command in this process, and returns its one sentence."""
-    before = sorted(os.listdir())
-    assert cli.main(arguments) == 1
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert re.fullmatch(r"maxsoftmax: [^\n]+\n", message)
-    assert sorted(os.listdir()) == before
-    return message
 
 
 def read(path):
@@ -750,23 +737,19 @@ def test_a_gpu_that_is_not_there_is_refused(capsys):
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_2(capsys, arguments):
-    with pytest.raises(SystemExit, match=r"^2$"):
-        cli.main(["bench", *arguments])
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert message.startswith("usage: maxsoftmax bench")
+    assert misused(capsys, "bench", *arguments).startswith("usage: maxsoftmax bench")
     assert os.listdir() == []
 
 
 @pytest.mark.parametrize(("text", "found"), [("8192x50257", (8192, 50257)), ("2×3×4", (2, 3, 4)), ("7", (7,))])
 def test_shapes(text, found):
-    assert command.shape(text) == found
+    assert parse.shape(text) == found
 
 
 @pytest.mark.parametrize("text", ["bf16", "bfloat16"])
 def test_dtypes(text):
-    assert command.dtype(text) == DType.bfloat16
-    assert [command.dtype(t) for t in ("f16", "f32", "f64")] == [DType.float16, DType.float32, DType.float64]
+    assert parse.dtype(text) == DType.bfloat16
+    assert [parse.dtype(t) for t in ("f16", "f32", "f64")] == [DType.float16, DType.float32, DType.float64]
 
 
 def test_help_names_the_suites_and_the_providers(capsys):

@@ -12,6 +12,7 @@ from pathlib import Path
 import maxsoftmax
 import numpy as np
 import pytest
+from commands import fails, misused
 from contract import check
 from maxsoftmax import cache, cli, demo, npy, runtime
 
@@ -40,15 +41,6 @@ def plain(environment):
     return {name: value for name, value in environment.items() if name not in forced}
 
 
-@pytest.fixture(autouse=True)
-def _signals():
-    """Undoes what the command does to the process that it runs in."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def x(tmp_path, monkeypatch):
     """Logits in x.npy of the current folder."""
@@ -60,24 +52,13 @@ def x(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_compiling(monkeypatch):
-    monkeypatch.setattr(runtime, "model", lambda signature: pytest.fail(f"compiles {signature}"))
+    monkeypatch.setattr(runtime, "model", lambda *what: pytest.fail(f"compiles {what}"))
 
 
 def command(*arguments, environment):
     return subprocess.run(
         [*COMMAND, *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False
     )
-
-
-def fails(capsys, *arguments):
-    """Runs the command in this process, and returns its one sentence."""
-    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    assert cli.main(arguments) == 1
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert re.fullmatch(r"maxsoftmax: [^\n]+\n", message)
-    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
-    return message
 
 
 def test_demo_shows_both_cases_on_every_device(plain):
@@ -312,11 +293,7 @@ def test_help(capsys, arguments, expected):
     [[], ["what"], ["run"], ["run", "x.npy", "y.npy"], ["run", "x.npy", "--axis", "first"], ["demo", "x"], ["--what"]],
 )
 def test_wrong_usage_exits_with_2(capsys, arguments):
-    with pytest.raises(SystemExit, match=r"^2$"):
-        cli.main(arguments)
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert message.startswith("usage: maxsoftmax")
+    misused(capsys, *arguments)
 
 
 def test_info_tells_versions_devices_and_folders(capsys, monkeypatch, tmp_path):

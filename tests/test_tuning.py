@@ -3,11 +3,11 @@ import json
 import math
 import os
 import re
-import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
+from commands import fails, misused
 from fakes import timed
 from max.driver import CPU
 from max.dtype import DType
@@ -319,15 +319,6 @@ def test_candidates_are_all_there_are():
 # The command.
 
 
-@pytest.fixture(autouse=True)
-def _signals():
-    """Undoes what the command does to the process that it runs in."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def tuner(monkeypatch):
     """A GPU that takes the time that `seconds` says of a case and an entry; what was asked of it comes back."""
@@ -389,15 +380,6 @@ def test_an_interrupted_tune_keeps_nothing(tuner, folder, capsys):
     assert not folder.exists()
 
 
-def fails(capsys, *arguments):
-    """Runs the command in this process, and returns its one sentence."""
-    assert cli.main(arguments) == 1
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert re.fullmatch(r"maxsoftmax: [^\n]+\n", message)
-    return message
-
-
 @pytest.mark.skipif(len(runtime.devices()) > 1, reason="there is a GPU here")
 def test_tune_needs_a_gpu(capsys):
     assert "'gpu'" in fails(capsys, "tune")
@@ -413,8 +395,4 @@ def test_tune_is_not_for_the_processor(capsys):
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_2(capsys, arguments):
-    with pytest.raises(SystemExit, match=r"^2$"):
-        cli.main(["tune", *arguments])
-    printed, message = capsys.readouterr()
-    assert printed == ""
-    assert message.startswith("usage: maxsoftmax tune")
+    assert misused(capsys, "tune", *arguments).startswith("usage: maxsoftmax tune")

@@ -12,9 +12,8 @@ from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from rich import filesize
 
-from maxsoftmax import artifacts, runtime
+from maxsoftmax import artifacts, parse, runtime
 from maxsoftmax.arguments import BLOCK_SIZE, UNROLL, check_algorithm
-from maxsoftmax.bench.command import dtype
 from maxsoftmax.console import Console
 
 out = Console()
@@ -34,7 +33,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch", metavar="A", help="a GPU's architecture: sm_90a, sm_80, gfx942, … (default: that of the GPU here)"
     )
-    parser.add_argument("--dtype", action="append", type=dtype, metavar="T", help="may be repeated (default: float32)")
+    parser.add_argument(
+        "--dtype", action="append", type=parse.dtype, metavar="T", help="may be repeated (default: float32)"
+    )
     parser.add_argument(
         "--axis", choices=("last", "other"), action="append", help="for which axes; may be repeated (default: last)"
     )

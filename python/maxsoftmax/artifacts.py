@@ -83,16 +83,22 @@ def write(folder: Path, parts: Sequence[str], compiled: CompiledModel) -> Path:
     return path
 
 
-def is_precompiled(parts: Iterable[str]) -> bool:
-    """Returns whether there is such a model that was compiled ahead of time, whole or not."""
-    return _precompiled_path(parts).exists()
+def folder() -> Path | None:
+    """Returns where models are that were compiled ahead of time, or None if nobody said."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else None
 
 
-def precompiled(session: InferenceSession, parts: Sequence[str]) -> Model | None:
-    """Returns the model that was compiled ahead of time, or None, with a warning if there is one that is of no use."""
-    path = _precompiled_path(parts)
-    if not path.exists():
+def is_precompiled(folder: Path, parts: Iterable[str]) -> bool:
+    """Returns whether there is such a model in `folder`, whole or not."""
+    return (folder / file_name(parts)).exists()
+
+
+def precompiled(folder: Path, session: InferenceSession, parts: Sequence[str]) -> Model | None:
+    """Returns the model that is in `folder`, or None, with a warning if there is one that is of no use."""
+    if not is_precompiled(folder, parts):
         return None
+    path = folder / file_name(parts)
     try:
         reason = _reason_against(path)
         if reason is None:
@@ -101,12 +107,6 @@ def precompiled(session: InferenceSession, parts: Sequence[str]) -> Model | None
         reason = str(error)
     warnings.warn(f"{path} is not used: {reason}", RuntimeWarning, stacklevel=2)
     return None
-
-
-def _precompiled_path(parts: Iterable[str]) -> Path:
-    """Returns where a model would be; that is nowhere if nobody named a folder."""
-    folder = os.environ.get(VARIABLE)
-    return Path(folder or os.devnull) / file_name(parts)
 
 
 def _reason_against(path: Path) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
@@ -95,18 +95,16 @@ def model(signature: Signature, n: int) -> Model:
 
     It is compiled (seconds) unless this or an earlier process has done that, or it was compiled ahead of time.
     """
-    folder = os.environ.get(artifacts.VARIABLE)
+    folder = artifacts.folder()
     if folder:
         signature = _precompiled_for(signature, n, folder)
     if signature not in _models:
         # One lock for all: MAX compiles one graph at a time anyway.
         with _compiling:
             if signature not in _models:
-                session = _session(signature.device)
-                compiling = functools.partial(compile, signature)
-                _models[signature] = artifacts.precompiled(session, signature.parts()) or artifacts.load(
-                    session, signature.parts(), compiling
-                )
+                session, parts = _session(signature.device), signature.parts()
+                found = artifacts.precompiled(folder, session, parts) if folder else None
+                _models[signature] = found or artifacts.load(session, parts, functools.partial(compile, signature))
     return _models[signature]
 
 
@@ -121,10 +119,10 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 @functools.lru_cache
-def _precompiled_for(signature: Signature, n: int, folder: str) -> Signature:
+def _precompiled_for(signature: Signature, n: int, folder: Path) -> Signature:
     """Returns the signature with its length fixed if there is a model for that length, or else as it is."""
     fixed = dataclasses.replace(signature, n=n)
-    return fixed if artifacts.is_precompiled(fixed.parts()) else signature
+    return fixed if artifacts.is_precompiled(folder, fixed.parts()) else signature
 
 
 def compile(signature: Signature) -> CompiledModel:

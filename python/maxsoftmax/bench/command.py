@@ -12,8 +12,8 @@ from pathlib import Path
 from max.dtype import DType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from maxsoftmax import files, runtime
-from maxsoftmax.arguments import DTYPES, check_algorithm, check_block_size, check_unroll, normalize_axis
+from maxsoftmax import files, parse, runtime
+from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
 from maxsoftmax.bench import chart
 from maxsoftmax.bench.cases import BLOCK_SIZE, SUITES, Case, Entry, Suite, entries
 from maxsoftmax.bench.providers import PROVIDERS
@@ -50,10 +50,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     bench.add_argument("--device", metavar="D", help="cpu, gpu, gpu:1, … (default: what the suite was made for)")
     bench.add_argument(
-        "--shape", action="append", type=shape, metavar="AxBxC", help="a shape instead of the suite's; may be repeated"
+        "--shape",
+        action="append",
+        type=parse.shape,
+        metavar="AxBxC",
+        help="a shape instead of the suite's; may be repeated",
     )
     bench.add_argument(
-        "--dtype", action="append", type=dtype, metavar="T", help="with --shape: its dtype (default: float32)"
+        "--dtype", action="append", type=parse.dtype, metavar="T", help="with --shape: its dtype (default: float32)"
     )
     bench.add_argument("--axis", type=int, default=-1, metavar="A", help="with --shape: the axis (default: -1)")
     bench.add_argument(
@@ -242,31 +246,3 @@ def _write(results: Results, options: argparse.Namespace) -> None:
     if options.plot:
         written = chart.write(results, options.plot)
         out.print(f"{', '.join(map(str, written))}: chart")
-
-
-def shape(text: str) -> tuple[int, ...]:
-    """Returns the shape that an argument names.
-
-    Raises:
-        argparse.ArgumentTypeError: If it names none.
-    """
-    try:
-        dims = tuple(int(n) for n in text.replace("×", "x").split("x"))
-    except ValueError:
-        dims = ()
-    if not dims or min(dims) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8192x50257")
-    return dims
-
-
-def dtype(text: str) -> DType:
-    """Returns the dtype that an argument names.
-
-    Raises:
-        argparse.ArgumentTypeError: If it names none.
-    """
-    aliases = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-    names = {dtype.name: dtype for dtype in DTYPES}
-    if aliases.get(text, text) not in names:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype: choose from {', '.join(names)}")
-    return names[aliases.get(text, text)]

@@ -8,7 +8,7 @@ import sys
 
 from max.dtype import DType
 
-from maxsoftmax import runtime, tuning
+from maxsoftmax import parse, runtime, tuning
 from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
 from maxsoftmax.bench import command
 from maxsoftmax.bench.cases import Case, Entry
@@ -34,11 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tune.add_argument(
         "--shape",
         action="append",
-        type=command.shape,
+        type=parse.shape,
         metavar="AxB",
         help=f"a size to be best at; may be repeated (default: {' and '.join('x'.join(map(str, s)) for s in SHAPES)})",
     )
-    tune.add_argument("--dtype", type=command.dtype, default=DType.float32, metavar="T", help="default: float32")
+    tune.add_argument("--dtype", type=parse.dtype, default=DType.float32, metavar="T", help="default: float32")
     tune.add_argument("--device", default="gpu", metavar="D", help="gpu, gpu:1, … (default: gpu)")
     tune.add_argument("--algorithm", choices=TUNED, action="append", help="only this; may be repeated")
     tune.set_defaults(command=run)
