@@ -1,4 +1,4 @@
-"""Runs kernels on a GPU for compute-sanitizer to watch: a shape for each of `auto`, and the tree along both axes."""
+"""Runs kernels on a GPU for compute-sanitizer to watch: a shape for each of `auto` along either axis, and the tree."""
 
 import maxsoftmax
 import ml_dtypes
@@ -18,4 +18,8 @@ for n in (5, 12, 30, 61, 101, 250, 500, 1001, 1500, 2001, 3001, 4001, 6001, 8001
     run((3, n), 1, "auto")
     run((3, n), 1, "auto", ml_dtypes.bfloat16)
 run((17, 50257), 1, "auto")
+for n in (3, 13, 60, 100, 300, 3001, 16001, 30001):
+    for inner in (3, 8, 40):
+        run((2, n, inner), 1, "auto")
+        run((2, n, inner), 1, "auto", ml_dtypes.bfloat16)
 print("all correct")
