@@ -275,6 +275,51 @@ def _rounder[dtype: DType]() -> Scalar[dtype]:
     )
 
 
+@inline(.always)
+def logarithm[
+    dtype: DType, width: SIMDLength, //
+](x: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Returns ln x to two units in the last place; 0 for 1.
+
+    2^k · f with f from 1/√2 to √2, whose logarithm is 2 artanh((f - 1) / (f + 1)).
+
+    Parameters:
+        dtype: DType.float32 or DType.float64 only.
+        width: Lanes.
+
+    Args:
+        x: Normal numbers, or NaN.
+
+    Returns:
+        The value; NaN where x is NaN.
+    """
+    comptime assert dtype == DType.float32 or dtype == DType.float64
+    comptime single = dtype == DType.float32
+    comptime bits = DType.int32 if single else DType.int64
+    comptime mantissa = 23 if single else 52
+    comptime V = SIMD[dtype, width]
+    comptime I = SIMD[bits, width]
+    # The first has few enough bits that k times it is exact.
+    comptime ln2_high = Scalar[dtype](0.693145751953125)
+    comptime ln2_low = Scalar[dtype](1.428606820309417e-06)
+    # The first omitted term is below half a unit in the last place: z^2 is at most 0.0295.
+    comptime terms = 5 if single else 11
+    var one = bitcast[bits](V(1))
+    # The bits of √½, rounded down, come out with the exponent of 1.
+    comptime half_root = 0x3F3504F3 if single else 0x3FE6A09E667F3BCC
+    var all = bitcast[bits](x) + (one - I(half_root))
+    var k = (all >> I(mantissa)) - (one >> I(mantissa))
+    var f = bitcast[dtype]((all & I((1 << mantissa) - 1)) + I(half_root))
+    var z = (f - 1) / (f + 1)
+    var square = z * z
+    var tail = V(0)
+    comptime for i in reversed(range(1, terms)):
+        tail = tail.fma(square, V(Scalar[dtype](2) / Scalar[dtype](2 * i + 1)))
+    var exponent = k.cast[dtype]()
+    var small = (tail * square).fma(z, exponent * ln2_low) + 2 * z
+    return x.eq(x).select(exponent.fma(ln2_high, small), x)
+
+
 def inverse_factorial(k: Int) -> Float64:
     """Returns 1 / k!, for use at compile time."""
     var product = Float64(1)

@@ -11,7 +11,7 @@ Special values need no branches of their own: NaN and +inf turn d into NaN, -inf
 from std.bit import log2_ceil
 from std.utils.numerics import neg_inf
 
-from .exponential import Unit
+from .exponential import Unit, logarithm
 
 
 def accumulator[dtype: DType]() -> DType:
@@ -165,6 +165,22 @@ struct MaxSum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         return {Unit(self.m), self.d.value}
 
     @inline(.always)
+    def relative(self) -> SIMD[Self.dtype, Self.width]:
+        """Returns Σ e^(x - m): from 1 up, 0 for nothing but -inf, NaN if anything is NaN or inf.
+        """
+        var nothing = self.m.eq(neg_inf[Self.dtype]())
+        var unit = Unit(nothing.select(type_of(self.m)(0), self.m))
+        return nothing.select(
+            type_of(self.m)(0), self.d.value / unit.exp(self.m)
+        )
+
+    @inline(.always)
+    def logarithms(self) -> Logarithms[Self.dtype, Self.width]:
+        """Returns what turns logits into logarithms of probabilities, once the pair is that of whole rows.
+        """
+        return {self.m, logarithm(self.relative())}
+
+    @inline(.always)
     def _raise(
         mut self, m: SIMD[Self.dtype, Self.width]
     ) -> Unit[Self.dtype, Self.width]:
@@ -257,3 +273,40 @@ struct Normalizer[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         # Markstein's correction rounds the quotient as a division would, for two operations instead of ten.
         var quotient = e_x * reciprocal
         return quotient.fma(-d, e_x).fma(reciprocal, quotient)
+
+
+@fieldwise_init
+struct Logarithms[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
+    """A finished pair, ready to turn logits into logarithms of probabilities.
+
+    Parameters:
+        dtype: The accumulator's dtype, DType.float32 or DType.float64.
+        width: Number of rows, one a lane.
+    """
+
+    var m: SIMD[Self.dtype, Self.width]
+    """The maximum."""
+    var log_d: SIMD[Self.dtype, Self.width]
+    """The logarithm of Σ e^(x - m)."""
+
+    @inline(.always)
+    def probability[
+        lanes: SIMDLength
+    ](self, x: SIMD[Self.dtype, lanes]) -> SIMD[Self.dtype, lanes]:
+        """Returns ln of the probability of `x`.
+
+        Parameters:
+            lanes: As many as there are rows, or any number of logits of a single row.
+
+        Args:
+            x: Logits that were added to the pair.
+
+        Returns:
+            (x - m) - ln d; -inf where x is -inf and the row has anything else.
+        """
+        comptime if Self.width == 1:
+            return (x - self.m[0]) - self.log_d[0]
+        else:
+            return (x - rebind[type_of(x)](self.m)) - rebind[type_of(x)](
+                self.log_d
+            )

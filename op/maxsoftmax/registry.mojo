@@ -6,7 +6,9 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
 from . import cpu, gpu
-from .rows import Rows
+from .finish import Finish
+from .online import accumulator
+from .rows import Rows, Source, Target
 
 
 @compiler.register("softmax")
@@ -43,13 +45,283 @@ struct Softmax:
         var rows = Rows.of[axis](x.shape())
         if rows.is_empty():
             return
-        var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        var source_ptr = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
         comptime if is_cpu[target]():
             cpu.softmax[algorithm, y.dtype, contiguous](
-                target_ptr, source_ptr, rows, ctx
+                _target(y), _source(x), rows, ctx
             )
         else:
             gpu.softmax[algorithm, y.dtype, block_size, unroll, contiguous](
-                target_ptr, source_ptr, rows, ctx
+                _target(y), _source(x), rows, ctx
             )
+
+
+@compiler.register("log_softmax")
+struct LogSoftmax:
+    """The op `log_softmax`: (x - max x) - ln Σ exp(x - max x) along one axis.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Along which axis probabilities sum to 1, counted from 0.
+
+        Args:
+            y: Logarithms of probabilities, of the shape and dtype of `x`.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        var rows = Rows.of[axis](x.shape())
+        if not rows.is_empty():
+            _auto[target, y.dtype, Finish.LOGARITHMS, axis == x.rank - 1](
+                _target(y), _source(x), rows, ctx
+            )
+
+
+@compiler.register("max_sum")
+struct MaxSum:
+    """The op `max_sum`: m = max x and d = Σ exp(x - m) along one axis."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        pairs: OutputTensor[rank=2, ...],
+        x: InputTensor,
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis that is reduced, counted from 0.
+
+        Args:
+            pairs: (rows, 2), m and d of each row, the dimensions beside `axis` being one; float64 for float64, else
+                float32.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        comptime assert pairs.dtype == accumulator[x.dtype]()
+        var rows = Rows.of[axis](x.shape())
+        if rows.count() != 0:
+            _auto[target, x.dtype, Finish.PAIR, axis == x.rank - 1](
+                _target(pairs).unsafe_bitcast[Scalar[x.dtype]](),
+                _source(x),
+                rows,
+                ctx,
+            )
+
+
+@compiler.register("softmax_backward")
+struct SoftmaxBackward:
+    """The op `softmax_backward`: the gradient of the logits of softmax or of its logarithm.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, log: Bool
+    ](
+        dx: OutputTensor,
+        y: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        dy: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the forward op, counted from 0.
+            log: Whether that was log_softmax.
+
+        Args:
+            dx: Either y · (dy - Σ y·dy) or dy - e^y · Σ dy; of the shape and dtype of `y`.
+            y: What the forward op returned.
+            dy: Its gradient.
+            ctx: The device.
+        """
+        comptime contiguous = axis == y.rank - 1
+        var rows = Rows.of[axis](y.shape())
+        if rows.is_empty():
+            return
+        comptime if is_cpu[target]():
+            cpu.backward[dx.dtype, log, contiguous](
+                _target(dx), _source(y), _source(dy), rows, ctx
+            )
+        else:
+            gpu.backward[dx.dtype, log, contiguous](
+                _target(dx), _source(y), _source(dy), rows, ctx
+            )
+
+
+@compiler.register("cross_entropy")
+struct CrossEntropy:
+    """The op `cross_entropy`: the loss of each row, what they come to, and the pair of each row.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, ignore_index: Int, smoothing: Float64
+    ](
+        losses: OutputTensor[rank=1, ...],
+        totals: OutputTensor[dtype=losses.dtype, rank=1, ...],
+        pairs: OutputTensor[dtype=losses.dtype, rank=2, ...],
+        x: InputTensor,
+        targets: InputTensor[rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the classes, counted from 0.
+            ignore_index: The class of rows that do not count.
+            smoothing: Share of the target that is spread over all classes.
+
+        Args:
+            losses: (rows,), the dimensions beside `axis` being one; float64 for float64, else float32.
+            totals: (2,), the sum of all losses, and the mean of those that count.
+            pairs: (rows, 2), as of `max_sum`.
+            x: Logits.
+            targets: (rows,), int32 or int64.
+            ctx: The device.
+
+        Raises:
+            Error: On a CPU, if a target is neither a class nor `ignore_index`. On a GPU its loss is NaN.
+        """
+        var rows = Rows.of[axis](x.shape())
+        if rows.count() != 0:
+            _auto[target, x.dtype, Finish.PAIR, axis == x.rank - 1](
+                _target(pairs).unsafe_bitcast[Scalar[x.dtype]](),
+                _source(x),
+                rows,
+                ctx,
+            )
+        comptime if is_cpu[target]():
+            cpu.losses[x.dtype, targets.dtype, smoothing](
+                _sums[x.dtype](losses),
+                _sums[x.dtype](totals),
+                _sums[x.dtype](pairs),
+                _source(x),
+                _source(targets),
+                rows,
+                ignore_index,
+                ctx,
+            )
+        else:
+            gpu.losses[x.dtype, targets.dtype, smoothing](
+                _sums[x.dtype](losses),
+                _sums[x.dtype](totals),
+                _sums[x.dtype](pairs),
+                _source(x),
+                _source(targets),
+                rows,
+                ignore_index,
+                ctx,
+            )
+
+
+@compiler.register("cross_entropy_backward")
+struct CrossEntropyBackward:
+    """The op `cross_entropy_backward`: the gradient of the logits."""
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        axis: Int,
+        ignore_index: Int,
+        smoothing: Float64,
+        reduction: StaticString,
+    ](
+        dx: OutputTensor,
+        x: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        targets: InputTensor[rank=1, ...],
+        pairs: InputTensor[rank=2, ...],
+        dloss: InputTensor[dtype=pairs.dtype, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the classes, counted from 0.
+            ignore_index: The class of rows that do not count.
+            smoothing: Share of the target that is spread over all classes.
+            reduction: What became of the losses: "none", "sum" or "mean".
+
+        Args:
+            dx: (softmax x - target) · dloss, of the shape and dtype of `x`.
+            x: Logits.
+            targets: (rows,), int32 or int64.
+            pairs: (rows, 2), as of `max_sum`.
+            dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
+            ctx: The device.
+        """
+        var rows = Rows.of[axis](x.shape())
+        if rows.is_empty():
+            return
+        comptime if is_cpu[target]():
+            cpu.gradients[x.dtype, targets.dtype, smoothing, reduction](
+                _target(dx),
+                _source(x),
+                _sums[x.dtype](pairs),
+                _source(targets),
+                _sums[x.dtype](dloss),
+                rows,
+                ignore_index,
+                ctx,
+            )
+        else:
+            gpu.gradients[
+                x.dtype,
+                targets.dtype,
+                smoothing,
+                reduction,
+                axis == x.rank - 1,
+            ](
+                _target(dx),
+                _source(x),
+                _sums[x.dtype](pairs),
+                _source(targets),
+                _sums[x.dtype](dloss),
+                rows,
+                ignore_index,
+                ctx,
+            )
+
+
+def _auto[
+    target: StaticString, dtype: DType, finish: Finish, contiguous: Bool
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    comptime if is_cpu[target]():
+        cpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
+    else:
+        gpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
+
+
+def _target(y: OutputTensor) -> Target[y.dtype]:
+    return y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+
+
+def _source(x: InputTensor) -> Source[x.dtype]:
+    return x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+
+
+def _sums[dtype: DType](y: OutputTensor) -> Target[accumulator[dtype]()]:
+    """Returns where results in the accumulator of `dtype` go."""
+    comptime assert y.dtype == accumulator[dtype]()
+    return _target(y).unsafe_bitcast[Scalar[accumulator[dtype]()]]()
+
+
+def _sums[dtype: DType](x: InputTensor) -> Source[accumulator[dtype]()]:
+    """Returns where inputs in the accumulator of `dtype` are."""
+    comptime assert x.dtype == accumulator[dtype]()
+    return _source(x).unsafe_bitcast[Scalar[accumulator[dtype]()]]()

@@ -36,6 +36,13 @@ struct Rows(TrivialRegisterPassable):
         return self.outer * self.inner
 
     @inline(.always)
+    def start(self, row: Int) -> Int:
+        """Returns where the first element of a row is, rows being counted through outer and inner.
+        """
+        var outer, column = divmod(row, self.inner)
+        return outer * self.n * self.inner + column
+
+    @inline(.always)
     def is_empty(self) -> Bool:
         """Returns whether there is nothing to compute."""
         return self.count() * self.n == 0

@@ -50,7 +50,19 @@ ALGORITHMS: dict[str, dict[str, Choices]] = {
 """The algorithms of each kind of device, and what each leaves to the caller."""
 
 
-def check_dtype(dtype: DType) -> None:
+def accumulator(dtype: DType) -> DType:
+    """Returns the dtype of the arithmetic: float64 for itself, float32 for the rest."""
+    return DType.float64 if dtype == DType.float64 else DType.float32
+
+
+TARGET_DTYPES = (DType.int32, DType.int64)
+"""What the targets of a loss may be."""
+
+REDUCTIONS = ("mean", "sum", "none")
+"""What may become of the losses of all rows."""
+
+
+def check_dtype(dtype: DType, name: str = "x") -> None:
     """Refuses a dtype that no kernel computes.
 
     Raises:
@@ -58,7 +70,7 @@ def check_dtype(dtype: DType) -> None:
     """
     if dtype not in DTYPES:
         allowed = ", ".join(d.name for d in DTYPES)
-        raise TypeError(f"x has dtype {dtype.name}, but softmax takes {allowed}")
+        raise TypeError(f"{name} has dtype {dtype.name}, but softmax takes {allowed}")
 
 
 def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
@@ -129,6 +141,69 @@ def check_unroll(unroll: Any, algorithm: str, device: str) -> int:
     """
     allowed = ALGORITHMS[device][algorithm].unrolls
     return _check_choice("unroll", unroll, UNROLL, allowed, f"{algorithm!r} on the {device.upper()}")
+
+
+def check_target_dtype(dtype: DType) -> None:
+    """Refuses targets that are not classes.
+
+    Raises:
+        TypeError: If it is not one of `TARGET_DTYPES`.
+    """
+    if dtype not in TARGET_DTYPES:
+        allowed = " or ".join(d.name for d in TARGET_DTYPES)
+        raise TypeError(f"target has dtype {dtype.name}, but classes are {allowed}")
+
+
+def class_axis(rank: int) -> int:
+    """Returns the axis of the classes, where PyTorch has it: 1, or 0 for a single row.
+
+    Raises:
+        ValueError: If there is no axis.
+    """
+    if rank == 0:
+        raise ValueError("x has rank 0, but logits need an axis of classes: reshape it to rank 1 first")
+    return min(1, rank - 1)
+
+
+def check_ignore_index(index: Any) -> int:
+    """Returns `index` if it is an integer of 64 bits.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it has more bits.
+    """
+    number = _integer("ignore_index", index)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"ignore_index {number} has more than 64 bits")
+    return number
+
+
+def check_label_smoothing(share: Any) -> float:
+    """Returns `share` if it is one.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is not from 0 to 1.
+    """
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        raise TypeError(f"label_smoothing must be a number from 0 to 1, not {share!r}")
+    if not 0 <= share <= 1:
+        raise ValueError(f"label_smoothing {share} is not from 0 to 1")
+    return float(share)
+
+
+def check_reduction(reduction: Any) -> str:
+    """Returns `reduction` if there is such a one.
+
+    Raises:
+        TypeError: If it is not a string.
+        ValueError: If it is not one of `REDUCTIONS`.
+    """
+    if not isinstance(reduction, str):
+        raise TypeError(f"reduction must be a string, not {reduction!r}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} does not exist: choose from {', '.join(map(repr, REDUCTIONS))}")
+    return reduction
 
 
 def _check_choice(name: str, value: Any, default: int, allowed: tuple[int, ...], algorithm: str) -> int:

@@ -60,28 +60,28 @@ def softmax(
     if isinstance(x, Value):
         raise TypeError("x is a value of a graph, not an array: use maxsoftmax.ops.softmax")
     if isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__"):
-        array = _as_floats(x)
+        array = as_floats(x)
         kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
         axes = normalize_axes(axis, array.ndim)
-        y = _of_bits(*_bits(array), axes, kernel).view(array.dtype)[()]
+        y = _of_bits(*to_bits(array), axes, kernel).view(array.dtype)[()]
         if key and array is x and kernel.device.is_host:
             _learn(key, x, axes, kernel)
         return y
-    buffer = _as_buffer(x)
+    buffer = as_buffer(x)
     where = buffer.device
     kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size, unroll)
     axes = normalize_axes(axis, buffer.rank)
-    if buffer.dtype in DTYPES and _are_consecutive(axes):
+    if buffer.dtype in DTYPES and are_consecutive(axes):
         result = _of_buffer(buffer, Rows.of(tuple(buffer.shape), axes), kernel)
     else:
         # What the kernels cannot take as it lies is arranged by NumPy.
         if buffer.dtype == DType.bfloat16:
             bits, dtype = buffer.view(DType.uint16).to_numpy(), DType.bfloat16
         else:
-            bits, dtype = _bits(_as_floats(buffer.to_numpy()))
+            bits, dtype = to_bits(as_floats(buffer.to_numpy()))
         host = _of_bits(bits, dtype, axes, kernel)
         result = Buffer.from_numpy(np.ascontiguousarray(host)).view(dtype, host.shape).to(where)
-    return _like(x, result)
+    return like(x, result)
 
 
 KDL_CPU = 1
@@ -120,6 +120,11 @@ class Rows(NamedTuple):
         """The shape that the compiled model takes."""
         return (self.outer, self.n) if self.contiguous else tuple(self)
 
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """The shape of what there is one of for each row."""
+        return (self.outer,) if self.contiguous else (self.outer, self.inner)
+
 
 class Shortcut(NamedTuple):
     """How to compute softmax of an array like one that came before, without looking at everything again."""
@@ -152,7 +157,7 @@ def _key(x: np.ndarray, axis: Any, device: Any, algorithm: Any) -> tuple[Any, ..
 def _learn(key: tuple[Any, ...], x: np.ndarray, axes: tuple[int, ...], kernel: Kernel) -> None:
     """Remembers how `x` was computed on a CPU, if it was taken as it lies."""
     plain = x.flags.carray and x.ndim and x.size and x.dtype.isnative and x.dtype.name != "bfloat16"
-    if plain and _are_consecutive(axes):
+    if plain and are_consecutive(axes):
         rows = Rows.of(x.shape, axes)
         if len(_shortcuts) >= MOST_SHORTCUTS:
             _shortcuts.clear()
@@ -160,14 +165,17 @@ def _learn(key: tuple[Any, ...], x: np.ndarray, axes: tuple[int, ...], kernel: K
         _shortcuts[key] = Shortcut(runtime.model(signature, rows.n), rows.shape)
 
 
-def _are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:
+def are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:
+    """Returns whether ascending axes are neighbours."""
     return not axes or axes[-1] - axes[0] == len(axes) - 1
 
 
-def _as_floats(x: Any) -> np.ndarray:
+def as_floats(x: Any, name: str = "x") -> np.ndarray:
     """Returns `x` as an array, in this machine's byte order, of a dtype that the kernels take."""
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError("x is a masked array, and softmax would ignore its mask: pass x.filled(-numpy.inf) instead")
+        raise TypeError(
+            f"{name} is a masked array, and its mask would be ignored: pass {name}.filled(-numpy.inf) instead"
+        )
     array = np.asarray(x)
     if array.dtype == bool:
         return array.astype(np.float64)
@@ -177,11 +185,11 @@ def _as_floats(x: Any) -> np.ndarray:
     if native.name not in ("float16", "float32", "float64", "bfloat16"):
         allowed = "float16, float32, float64, bfloat16, integers and bools"
         hint = "; bfloat16 comes out of a .npy file as |V2: view it as ml_dtypes.bfloat16" if native == "V2" else ""
-        raise TypeError(f"x has dtype {array.dtype}, but softmax takes {allowed}{hint}")
+        raise TypeError(f"{name} has dtype {array.dtype}, but softmax takes {allowed}{hint}")
     return array.astype(native, copy=False)
 
 
-def _bits(array: np.ndarray) -> tuple[np.ndarray, DType]:
+def to_bits(array: np.ndarray) -> tuple[np.ndarray, DType]:
     """Returns floats in a dtype that NumPy can export, and which they are: it knows bfloat16 only by name."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), DType.bfloat16
@@ -193,7 +201,7 @@ def _of_bits(bits: np.ndarray, dtype: DType, axes: tuple[int, ...], kernel: Kern
     # Axes in the order in which they lie in memory, so that a transposed or Fortran-ordered array is taken as it lies.
     order = sorted(range(bits.ndim), key=lambda i: -abs(bits.strides[i]))
     places = sorted(order.index(a) for a in axes)
-    if not _are_consecutive(places):
+    if not are_consecutive(places):
         order = [a for a in range(bits.ndim) if a not in axes] + list(axes)
         places = list(range(bits.ndim - len(axes), bits.ndim))
     laid = np.require(bits.transpose(order), requirements=["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
@@ -236,14 +244,14 @@ class _OnQueue:
         return self.array.__dlpack_device__()
 
 
-def _as_buffer(x: Any) -> Buffer:
+def as_buffer(x: Any, name: str = "x") -> Buffer:
     """Returns the memory of a DLPack array, shared if it is contiguous.
 
     MAX takes what it imports for row-major whatever its strides say, so those are looked at here.
     """
     if isinstance(x, Buffer):
         if not x.is_contiguous:
-            raise ValueError("x is a max.driver.Buffer that is not contiguous: pass a contiguous copy")
+            raise ValueError(f"{name} is a max.driver.Buffer that is not contiguous: pass a contiguous copy")
         return x
     kind, index = x.__dlpack_device__()
     on_host = int(kind) == KDL_CPU
@@ -253,19 +261,19 @@ def _as_buffer(x: Any) -> Buffer:
         elif on_host:
             view = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
             if not view.flags.c_contiguous:
-                bits, dtype = _bits(np.ascontiguousarray(view))
+                bits, dtype = to_bits(np.ascontiguousarray(view))
                 return Buffer.from_numpy(bits).view(dtype, bits.shape)
         elif getattr(x, "__cuda_array_interface__", {"strides": ()})["strides"] is not None:
-            raise ValueError("x is not known to be contiguous: pass a contiguous copy")
+            raise ValueError(f"{name} is not known to be contiguous: pass a contiguous copy")
         if on_host:
             return Buffer._from_dlpack(x)
         queue = runtime.device(f"gpu:{index}" if index else "gpu").default_queue
         return Buffer._from_dlpack(_OnQueue(x, queue.native_stream_handle))
     except (BufferError, RuntimeError, TypeError) as error:
-        raise TypeError(f"x, a {type(x).__module__}.{type(x).__name__}, cannot be shared: {error}") from error
+        raise TypeError(f"{name}, a {type(x).__module__}.{type(x).__name__}, cannot be shared: {error}") from error
 
 
-def _like(x: Any, result: Buffer) -> Any:
+def like(x: Any, result: Buffer) -> Any:
     """Returns `result` as the kind of array that `x` is, shared."""
     if isinstance(x, Buffer):
         return result

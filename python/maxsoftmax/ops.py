@@ -1,12 +1,31 @@
-"""Softmax for the values of a `max.graph.Graph`."""
+"""Softmax, its relatives and their gradients, for the values of a `max.graph.Graph`.
+
+The graph should be given `maxsoftmax.extension()` in its `custom_extensions`; one that was not is given it here. All
+kernels run where their first argument lives, in float32 or wider.
+"""
 
 from __future__ import annotations
 
-from max.graph import Graph, TensorValue, TensorValueLike
+import functools
+import operator
+from typing import Any
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
 from maxsoftmax import tuning
-from maxsoftmax.arguments import check_algorithm, check_dtype, normalize_axis
+from maxsoftmax.arguments import (
+    accumulator,
+    check_algorithm,
+    check_dtype,
+    check_ignore_index,
+    check_label_smoothing,
+    check_reduction,
+    check_target_dtype,
+    class_axis,
+    normalize_axis,
+)
 from maxsoftmax.extension import extension
 
 
@@ -40,24 +59,323 @@ def softmax(
         ValueError: If `x` is a scalar, or there is no such axis, algorithm, block size or unroll.
         LookupError: If no graph is being built.
     """
-    graph = Graph.current
-    try:
-        x = TensorValue(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"x must be a tensor of the graph, not {x!r}") from error
-    device = "gpu" if x.device.is_gpu() else "cpu"
+    x = _value(x)
     check_dtype(x.dtype)
-    if x.rank == 0:
-        raise ValueError("x has rank 0, but softmax needs an axis: reshape it to rank 1 first")
+    device = "gpu" if x.device.is_gpu() else "cpu"
+    place = _axis(axis, x)
     algorithm = check_algorithm(algorithm, device)
-    parameters: dict[str, bool | int | float | str] = {
+    parameters = {
         "algorithm": algorithm,
-        "axis": normalize_axis(axis, x.rank),
+        "axis": place,
         **tuning.choice(x.device, algorithm, x.dtype, block_size, unroll)._asdict(),
     }
-    _load_extension(graph)
-    (y,) = max_ops.custom("softmax", device=x.device, values=[x], out_types=[x.type], parameters=parameters)
-    return y.tensor
+    (y,) = _call("softmax", [x], [x.type], parameters)
+    return y
+
+
+def log_softmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds the logarithm of softmax along one axis to the graph that is being built.
+
+    Computes (x - max x) - ln Σ exp(x - max x) along `axis`, with the kernels of softmax.
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis along which probabilities sum to 1; negative counts from the last.
+
+    Returns:
+        Logarithms of probabilities, of the shape, dtype and device of `x`; -inf where the logit is.
+
+    Raises:
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        ValueError: If `x` is a scalar, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    x = _value(x)
+    check_dtype(x.dtype)
+    (y,) = _call("log_softmax", [x], [x.type], {"axis": _axis(axis, x)})
+    return y
+
+
+def softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds the gradient of the logits of `softmax`: dx = y · (dy - Σ y·dy) along `axis`.
+
+    Args:
+        y: What `softmax` returned.
+        dy: The gradient of that: of the same shape, dtype and device.
+        axis: The axis that sums to 1; negative counts from the last.
+
+    Returns:
+        The gradient of the logits, of the shape, dtype and device of `y`.
+
+    Raises:
+        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        ValueError: If shapes or devices differ, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    return _backward(y, dy, axis, log=False)
+
+
+def log_softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds the gradient of the logits of `log_softmax`: dx = dy - e^y · Σ dy along `axis`.
+
+    Args:
+        y: What `log_softmax` returned.
+        dy: The gradient of that: of the same shape, dtype and device.
+        axis: The axis along which probabilities sum to 1; negative counts from the last.
+
+    Returns:
+        The gradient of the logits, of the shape, dtype and device of `y`.
+
+    Raises:
+        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        ValueError: If shapes or devices differ, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    return _backward(y, dy, axis, log=True)
+
+
+def max_sum(x: TensorValueLike, axis: int = -1) -> tuple[TensorValue, TensorValue]:
+    """Adds the pair that softmax is made of: m = max x and d = Σ exp(x - m) along one axis.
+
+    Pairs of parts of a row merge into that of the whole row, on one device or several: with m = max(m₁, m₂), it is
+    (m, d₁ · exp(m₁ - m) + d₂ · exp(m₂ - m)) (Milakov and Gimelshein 2018, arXiv 1805.02867).
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis that is reduced; negative counts from the last.
+
+    Returns:
+        m and d, of the shape of `x` without the axis: float64 if `x` is, else float32. An axis of length 0 and a row of
+        nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
+
+    Raises:
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        ValueError: If `x` is a scalar, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    x = _value(x)
+    check_dtype(x.dtype)
+    place = _axis(axis, x)
+    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    type = TensorType(accumulator(x.dtype), [_product(kept), 2], x.device)
+    (pairs,) = _call("max_sum", [x], [type], {"axis": place})
+    m, d = (max_ops.reshape(pairs[:, i], kept) for i in range(2))
+    return m, d
+
+
+def logsumexp(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds ln Σ exp x along one axis, which overflows for no finite result.
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis that is reduced; negative counts from the last.
+
+    Returns:
+        The logarithms, of the shape of `x` without the axis and of its dtype: -inf for nothing but -inf, inf beside
+        +inf.
+
+    Raises:
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        ValueError: If `x` is a scalar, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    m, d = max_sum(x, axis)
+    infinite = max_ops.equal(m, max_ops.constant(float("inf"), m.dtype, m.device))
+    return max_ops.cast(max_ops.where(infinite, m, m + max_ops.log(d)), TensorValue(x).dtype)
+
+
+def cross_entropy(
+    x: TensorValueLike,
+    target: TensorValueLike,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> TensorValue:
+    """Adds the cross entropy of logits and target classes, -ln softmax(x)[target], as PyTorch defines it.
+
+    No probabilities are stored: logits are read once (twice with `label_smoothing`).
+
+    Args:
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; of a dtype that `softmax` takes.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64, from 0 to n - 1 or
+            `ignore_index`. On a CPU another one is an error when the graph runs; on a GPU it makes the row's loss NaN.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
+
+    Returns:
+        The loss: a scalar, or of the shape of `target`; of the dtype of `x`.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    return cross_entropy_forward(
+        x, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )[0]
+
+
+def cross_entropy_forward(
+    x: TensorValueLike,
+    target: TensorValueLike,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> tuple[TensorValue, TensorValue]:
+    """Adds `cross_entropy` and returns beside it what its gradient needs.
+
+    Args:
+        x: As for `cross_entropy`.
+        target: As for `cross_entropy`.
+        ignore_index: As for `cross_entropy`.
+        label_smoothing: As for `cross_entropy`.
+        reduction: As for `cross_entropy`.
+
+    Returns:
+        The loss, and the pairs (m, d) of all rows, as of `max_sum`: of the shape of `target` and another axis, of 2.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    x, target, place = _classified(x, target)
+    parameters = _choices(place, ignore_index, label_smoothing)
+    check_reduction(reduction)
+    wide, rows = accumulator(x.dtype), _product(target.shape)
+    losses, totals, pairs = _call(
+        "cross_entropy",
+        [x, max_ops.reshape(target, [rows])],
+        [TensorType(wide, dims, x.device) for dims in ([rows], [2], [rows, 2])],
+        parameters,
+    )
+    loss = max_ops.reshape(losses, target.shape) if reduction == "none" else totals[int(reduction == "mean")]
+    return max_ops.cast(loss, x.dtype), max_ops.reshape(pairs, [*target.shape, 2])
+
+
+def cross_entropy_backward(
+    x: TensorValueLike,
+    target: TensorValueLike,
+    pairs: TensorValueLike,
+    dloss: TensorValueLike | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> TensorValue:
+    """Adds the gradient of the logits of `cross_entropy`: (softmax(x) - target) · dloss, in one read and one write.
+
+    Args:
+        x: As for `cross_entropy`.
+        target: As for `cross_entropy`.
+        pairs: The pairs that `cross_entropy_forward` returned.
+        dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
+        ignore_index: As for `cross_entropy`.
+        label_smoothing: As for `cross_entropy`.
+        reduction: As for `cross_entropy`.
+
+    Returns:
+        The gradient, of the shape, dtype and device of `x`: 0 in rows that do not count.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    x, target, place = _classified(x, target)
+    parameters = {**_choices(place, ignore_index, label_smoothing), "reduction": check_reduction(reduction)}
+    wide, rows = accumulator(x.dtype), _product(target.shape)
+    pairs = _value(pairs, "pairs")
+    _check(pairs, "pairs", wide, [*target.shape, 2], x.device)
+    each = reduction == "none"
+    if dloss is None:
+        ones = max_ops.constant(1.0, wide, x.device)
+        scales = max_ops.broadcast_to(max_ops.reshape(ones, [1]), [rows if each else 1])
+    else:
+        dloss = _value(dloss, "dloss")
+        _check(dloss, "dloss", dloss.dtype, list(target.shape) if each else [], x.device)
+        scales = max_ops.reshape(max_ops.cast(dloss, wide), [rows if each else 1])
+    inputs = [x, max_ops.reshape(target, [rows]), max_ops.reshape(pairs, [rows, 2]), scales]
+    (dx,) = _call("cross_entropy_backward", inputs, [x.type], parameters)
+    return dx
+
+
+def _backward(y: TensorValueLike, dy: TensorValueLike, axis: int, log: bool) -> TensorValue:
+    y, dy = _value(y, "y"), _value(dy, "dy")
+    check_dtype(y.dtype, "y")
+    _check(dy, "dy", y.dtype, y.shape, y.device)
+    (dx,) = _call("softmax_backward", [y, dy], [y.type], {"axis": _axis(axis, y, "y"), "log": log})
+    return dx
+
+
+def _value(x: Any, name: str = "x") -> TensorValue:
+    """Returns `x` as a tensor of the graph that is being built."""
+    _ = Graph.current
+    try:
+        return TensorValue(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a tensor of the graph, not {x!r}") from error
+
+
+def _axis(axis: Any, x: TensorValue, name: str = "x") -> int:
+    if x.rank == 0:
+        raise ValueError(f"{name} has rank 0, but softmax needs an axis: reshape it to rank 1 first")
+    return normalize_axis(axis, x.rank)
+
+
+def _check(value: TensorValue, name: str, dtype: DType, shape: Any, device: DeviceRef) -> None:
+    """Refuses a tensor that does not go with the others."""
+    if value.dtype != dtype:
+        raise TypeError(f"{name} has dtype {value.dtype.name}, but here it needs {dtype.name}")
+    if list(value.shape) != list(shape):
+        raise ValueError(f"{name} has shape {_words(value.shape)}, but here it needs {_words(shape)}")
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}, but the others are on {device}")
+
+
+def _words(shape: Any) -> str:
+    return "(" + ", ".join(str(dim) for dim in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _classified(x: Any, target: Any) -> tuple[TensorValue, TensorValue, int]:
+    """Returns logits, targets that fit them, and the axis of the classes."""
+    x, target = _value(x), _value(target, "target")
+    check_dtype(x.dtype)
+    check_target_dtype(target.dtype)
+    place = class_axis(x.rank)
+    expected = [dim for i, dim in enumerate(x.shape) if i != place]
+    if list(target.shape) != expected:
+        raise ValueError(
+            f"target has shape {_words(target.shape)}, but x of {_words(x.shape)} needs {_words(expected)}: "
+            f"the classes are along axis {place}"
+        )
+    if target.device != x.device:
+        raise ValueError(f"target is on {target.device}, but x is on {x.device}")
+    return x, target, place
+
+
+def _choices(place: int, ignore_index: Any, label_smoothing: Any) -> dict[str, Any]:
+    return {
+        "axis": place,
+        "ignore_index": check_ignore_index(ignore_index),
+        "smoothing": check_label_smoothing(label_smoothing),
+    }
+
+
+def _product(dims: Any) -> Dim:
+    return functools.reduce(operator.mul, dims, Dim(1))
+
+
+def _call(
+    op: str, values: list[TensorValue], results: list[TensorType], parameters: dict[str, Any]
+) -> list[TensorValue]:
+    """Adds one of our ops to the graph."""
+    _load_extension(Graph.current)
+    found = max_ops.custom(op, device=values[0].device, values=values, out_types=results, parameters=parameters)
+    return [value.tensor for value in found]
 
 
 def _load_extension(graph: Graph) -> None:

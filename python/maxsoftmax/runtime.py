@@ -17,7 +17,7 @@ from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType
 
 from maxsoftmax import artifacts, ops
-from maxsoftmax.arguments import ALGORITHMS
+from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, accumulator
 from maxsoftmax.extension import extension
 
 
@@ -31,11 +31,15 @@ class Signature:
     """Of its input and output."""
     contiguous: bool
     """Whether it takes (rows, n), softmax along the last axis, or (outer, n, inner), along the middle one."""
-    algorithm: str
-    block_size: int
-    unroll: int
+    algorithm: str = "auto"
+    block_size: int = BLOCK_SIZE
+    unroll: int = UNROLL
     n: int | None = None
     """Length of the rows, where it is fixed; None if they may be of any."""
+    op: str = "softmax"
+    """The name of its function in `ops`."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """What else that function is given; for a loss with the dtype of its targets."""
 
     def choices(self) -> dict[str, int]:
         """Returns what the algorithm leaves to its caller, by name."""
@@ -49,12 +53,26 @@ class Signature:
         choices = [f"{choice}={value}" for choice, value in self.choices().items()]
         kind = "rows" if self.contiguous else "columns"
         fixed = [] if self.n is None else [f"n={self.n}"]
-        return [name(self.device), architecture, self.dtype.name, kind, self.algorithm, *choices, *fixed]
+        options = [f"{option}={value}" for option, value in self.options]
+        op = [] if self.op == "softmax" else [self.op]
+        return [name(self.device), architecture, self.dtype.name, kind, *op, self.algorithm, *choices, *options, *fixed]
 
     def __str__(self) -> str:
         place = "the last axis" if self.contiguous else "an axis before it"
-        return f"softmax of {self.dtype.name} along {place} on {name(self.device)}"
+        return f"{self.op} of {self.dtype.name} along {place} on {name(self.device)}"
 
+
+INPUTS = {
+    "softmax": ("x",),
+    "log_softmax": ("x",),
+    "softmax_backward": ("x", "x"),
+    "log_softmax_backward": ("x", "x"),
+    "max_sum": ("x",),
+    "logsumexp": ("x",),
+    "cross_entropy_forward": ("x", "target"),
+    "cross_entropy_backward": ("x", "target", "pairs", "dloss"),
+}
+"""What each op takes: tensors of the shape and dtype of logits, or one value a row."""
 
 Observer = Callable[[Signature], AbstractContextManager[Any]]
 
@@ -140,19 +158,23 @@ def _session(device: Device) -> InferenceSession:
 
 def _graph(signature: Signature) -> Graph:
     n = "n" if signature.n is None else signature.n
-    dims = ("rows", n) if signature.contiguous else ("outer", n, "inner")
+    dims = ["rows", n] if signature.contiguous else ["outer", n, "inner"]
     place = DeviceRef.from_device(signature.device)
-    with Graph(
-        "maxsoftmax",
-        input_types=[TensorType(signature.dtype, dims, place)],
-        custom_extensions=[extension()],
-    ) as graph:
-        graph.output(
-            ops.softmax(
-                graph.inputs[0].tensor,
-                axis=1,
-                algorithm=signature.algorithm,
-                **signature.choices(),
-            )
-        )
+    options = dict(signature.options)
+    reduced = [dim for dim in dims if dim is not n]
+    kinds = {
+        "x": TensorType(signature.dtype, dims, place),
+        "target": TensorType(options.pop("target", DType.int64), reduced, place),
+        "pairs": TensorType(accumulator(signature.dtype), [*reduced, 2], place),
+        "dloss": TensorType(signature.dtype, reduced if options.get("reduction") == "none" else [], place),
+    }
+    given = [kind for kind in INPUTS[signature.op] if options.pop(kind, True)]
+    inputs = [kinds[kind] for kind in given]
+    if signature.op == "softmax":
+        options |= {"axis": 1, "algorithm": signature.algorithm, **signature.choices()}
+    elif "target" not in INPUTS[signature.op]:
+        options["axis"] = 1
+    with Graph("maxsoftmax", input_types=inputs, custom_extensions=[extension()]) as graph:
+        results = getattr(ops, signature.op)(*(value.tensor for value in graph.inputs), **options)
+        graph.output(*results if isinstance(results, tuple) else [results])
     return graph

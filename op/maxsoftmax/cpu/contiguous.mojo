@@ -2,18 +2,20 @@
 
 from std.sys import simd_width_of
 
+from ..finish import Finish
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
-from .memory import load, store
+from .memory import load, store, write_pairs
 from .schedule import UNROLL, Bundles
 
 
 @fieldwise_init
-struct ContiguousRows[dtype: DType](Bundles):
+struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
     """Rows whose elements are neighbours in memory, one row a bundle.
 
     Parameters:
         dtype: Dtype of the tensors.
+        finish: What of each row is written.
     """
 
     comptime accum = accumulator[Self.dtype]()
@@ -62,12 +64,18 @@ struct ContiguousRows[dtype: DType](Bundles):
         end: Int,
         total: MaxSum[Self.accum, Self.lanes],
     ):
-        var row = total.normalizer()
         var x = self.x.unsafe_offset(bundle * self.rows.n)
         var y = self.y.unsafe_offset(bundle * self.rows.n)
-        for i in range(start, end, Self.width):
-            store(
-                y.unsafe_offset(i),
-                row.probability(load[Self.width](x.unsafe_offset(i), end - i)),
-                end - i,
-            )
+        comptime if Self.finish == Finish.PAIR:
+            if start == 0:
+                write_pairs(self.y, bundle, 1, total)
+        elif Self.finish == Finish.LOGARITHMS:
+            var row = total.logarithms()
+            for i in range(start, end, Self.width):
+                var logits = load[Self.width](x.unsafe_offset(i), end - i)
+                store(y.unsafe_offset(i), row.probability(logits), end - i)
+        else:
+            var row = total.normalizer()
+            for i in range(start, end, Self.width):
+                var logits = load[Self.width](x.unsafe_offset(i), end - i)
+                store(y.unsafe_offset(i), row.probability(logits), end - i)

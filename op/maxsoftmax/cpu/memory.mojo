@@ -5,7 +5,7 @@ from std.memory import bitcast
 from std.sys.intrinsics import masked_load, masked_store
 from std.utils.numerics import neg_inf
 
-from ..online import accumulator
+from ..online import MaxSum, accumulator
 from ..rows import Source, Target
 
 
@@ -66,12 +66,36 @@ def store[
 
 
 @inline(.always)
+def write_pairs[
+    dtype: DType, accum: DType, lanes: SIMDLength, //
+](y: Target[dtype], row: Int, count: Int, total: MaxSum[accum, lanes]):
+    """Writes m and d = Σ e^(x - m) of rows.
+
+    Parameters:
+        dtype: The logits' dtype.
+        accum: The accumulator's dtype.
+        lanes: Rows in `total`.
+
+    Args:
+        y: Where those of row 0 are, of the accumulator's dtype whatever its type says.
+        row: The first of the rows.
+        count: How many there are from there on; lanes beyond are left out.
+        total: The pairs of whole rows.
+    """
+    var to = y.unsafe_bitcast[Scalar[accum]]().unsafe_offset(2 * row)
+    var d = total.relative()
+    for i in range(min(count, Int(lanes))):
+        to[unsafe_offset=2 * i] = total.m[i]
+        to[unsafe_offset=2 * i + 1] = d[i]
+
+
+@inline(.always)
 def _load[
     dtype: DType, //, width: SIMDLength
 ](x: Source[dtype], count: Int, filler: Scalar[dtype]) -> SIMD[dtype, width]:
     if count >= Int(width):
         return x.unsafe_load[width=width]()
-    return masked_load(x, _first[width](count), SIMD[dtype, width](filler))
+    return masked_load(x, first_lanes[width](count), SIMD[dtype, width](filler))
 
 
 @inline(.always)
@@ -81,7 +105,7 @@ def _store[
     if count >= Int(width):
         y.unsafe_store(values)
     else:
-        masked_store(values, y, _first[width](count))
+        masked_store(values, y, first_lanes[width](count))
 
 
 @inline(.always)
@@ -97,6 +121,6 @@ def _bfloat16_bits[
 
 
 @inline(.always)
-def _first[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
+def first_lanes[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
     """Returns a mask of the first `count` lanes."""
     return iota[DType.int32, width]().lt(Int32(count))

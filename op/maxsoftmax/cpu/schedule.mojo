@@ -5,6 +5,7 @@ from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..online import MaxSum
+from ..rows import Rows
 
 comptime SPAN = 16384
 """Elements of a row that are reduced by one core before pairs merge. Constant, so that the same input gives the same
@@ -65,7 +66,8 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     """
     var count = bundles.count()
     var n = bundles.length()
-    var spans = ceildiv(n, SPAN)
+    # A row of nothing has one span of nothing.
+    var spans = max(1, ceildiv(n, SPAN))
     var workers = min(parallelism_level(), ceildiv(count * n * B.lanes, GRAIN))
 
     @inline(.always)
@@ -114,6 +116,18 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
 
     _parallel(write, count * spans, workers, ctx)
     _ = pairs^
+
+
+@inline(.always)
+def share_rows[
+    F: def(Int) -> None
+](task: F, rows: Rows, ctx: DeviceContext) raises:
+    """Calls task(row) for every row, on as many cores as there is work for."""
+    var count = rows.count()
+    var workers = min(
+        parallelism_level(), count, ceildiv(count * rows.n, GRAIN)
+    )
+    _parallel(task, count, workers, ctx)
 
 
 @inline(.always)

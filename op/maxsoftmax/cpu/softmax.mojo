@@ -1,7 +1,8 @@
-"""Softmax on the CPU: chooses how the rows of an axis are walked."""
+"""Softmax on the CPU, its logarithm and its pairs: chooses how the rows of an axis are walked."""
 
 from max.gpu.host import DeviceContext
 
+from ..finish import Finish
 from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
 from .naive import naive
@@ -28,7 +29,27 @@ def softmax[
     comptime assert algorithm == "auto" or algorithm == "naive"
     comptime if algorithm == "naive":
         naive(y, x, rows)
-    elif contiguous:
-        run(ContiguousRows(y, x, rows), ctx)
     else:
-        run(StridedRows(y, x, rows), ctx)
+        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
+
+
+def auto[
+    dtype: DType, finish: Finish, contiguous: Bool
+](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+    """Writes the softmax of every row of `x`, or what else `finish` says, to `y`.
+
+    Parameters:
+        dtype: Dtype of both tensors; the arithmetic is in its accumulator.
+        finish: What of each row is written.
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        y: Probabilities, or what else is written.
+        x: Logits; may be the same memory as `y`.
+        rows: How the memory is divided into rows, none of them empty.
+        ctx: The CPU to run on.
+    """
+    comptime if contiguous:
+        run(ContiguousRows[dtype, finish](y, x, rows), ctx)
+    else:
+        run(StridedRows[dtype, finish](y, x, rows), ctx)

@@ -3,20 +3,22 @@
 from std.math import ceildiv
 from std.sys import size_of
 
+from ..finish import Finish
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
-from .memory import load, store
+from .memory import load, store, write_pairs
 from .schedule import UNROLL, Bundles
 
 
 @fieldwise_init
-struct StridedRows[dtype: DType](Bundles):
+struct StridedRows[dtype: DType, finish: Finish](Bundles):
     """Rows whose elements are `inner` apart, as many a bundle as fill a cache line of accumulators.
 
     The last bundle before the end of `inner` may be narrower: its other lanes hold -inf and are not stored.
 
     Parameters:
         dtype: Dtype of the tensors.
+        finish: What of each row is written.
     """
 
     comptime accum = accumulator[Self.dtype]()
@@ -80,14 +82,24 @@ struct StridedRows[dtype: DType](Bundles):
         var offset, count = self._place(bundle)
         var x = self.x.unsafe_offset(offset)
         var y = self.y.unsafe_offset(offset)
-        var rows = total.normalizer()
-        for i in range(start, end):
-            store(
-                y.unsafe_offset(i * self.rows.inner),
-                rows.probability(
-                    load[Self.lanes](
-                        x.unsafe_offset(i * self.rows.inner), count
-                    )
-                ),
-                count,
-            )
+        comptime if Self.finish == Finish.PAIR:
+            if start == 0:
+                var outer, tile = divmod(
+                    bundle, ceildiv(self.rows.inner, Self.lanes)
+                )
+                var row = outer * self.rows.inner + tile * Self.lanes
+                write_pairs(self.y, row, count, total)
+            return
+
+        comptime if Self.finish == Finish.LOGARITHMS:
+            var rows = total.logarithms()
+            for i in range(start, end):
+                var at = i * self.rows.inner
+                var logits = load[Self.lanes](x.unsafe_offset(at), count)
+                store(y.unsafe_offset(at), rows.probability(logits), count)
+        else:
+            var rows = total.normalizer()
+            for i in range(start, end):
+                var at = i * self.rows.inner
+                var logits = load[Self.lanes](x.unsafe_offset(at), count)
+                store(y.unsafe_offset(at), rows.probability(logits), count)

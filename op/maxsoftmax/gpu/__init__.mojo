@@ -1,3 +1,6 @@
 """The GPU kernels."""
 
+from .backward import backward
+from .choose import auto
+from .cross_entropy import gradients, losses
 from .softmax import softmax

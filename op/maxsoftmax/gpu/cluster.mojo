@@ -49,6 +49,23 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         )
 
     @inline(.always)
+    def relative[exact: Bool](self) -> Self.Values:
+        """Returns Σ e^(x - m): from 1 up, 0 for nothing but -inf; NaN if m is not finite otherwise.
+
+        Parameters:
+            exact: Of the scale that d is in.
+        """
+        var nothing = self.m.eq(neg_inf[DType.float32]())
+        var scale = Scale[exact, Self.width](self.m)
+        var sum = quotient(self.d, scale.exp(scale.m))
+        return nothing.select(
+            Self.Values(0),
+            abs(self.m)
+            .lt(inf[DType.float32]())
+            .select(sum, Self.Values(nan[DType.float32]())),
+        )
+
+    @inline(.always)
     def sum_over[
         exact: Bool
     ](self, larger: Scale[exact, Self.width]) -> Self.Values:
@@ -193,22 +210,40 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
         Returns:
             The pair of all blocks.
         """
+        var theirs = self._exchange(mine, Pair(neg_inf[DType.float32](), 0))
+        var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
+        var d = theirs.sum_over(Scale[exact](m))
+        return Pair(m, lanes_reduce[total, PORTABLE_BLOCKS](d))
+
+    @inline(.always)
+    def sum(self, mine: Float32) -> Float32:
+        """Returns the sum over the blocks, the same bits for every thread of the cluster.
+
+        Args:
+            mine: This block's summand, known to its every thread.
+
+        Returns:
+            The sum.
+        """
+        var theirs = self._exchange(Pair(mine, 0), Pair(0, 0))
+        return lanes_reduce[total, PORTABLE_BLOCKS](theirs.m)
+
+    @inline(.always)
+    def _exchange(self, mine: Pair[], filler: Pair[]) -> Pair[]:
+        """Sends `mine` to every block, and returns that of block i in the i-th of every eight lanes, `filler` where there
+        is none: every eight lanes read all of them, so that every lane ends with the same.
+        """
         comptime assert Self.pairs == 1
         var thread = Int(thread_idx.x)
         self.open()
         if thread < self.blocks:
             self.send(thread, 2 * self.rank, mine.m, mine.d)
         self.close()
-
-        # Each group of eight lanes reads all of them, so that every lane ends with the same.
         var block = thread % PORTABLE_BLOCKS
-        var theirs = Pair(neg_inf[DType.float32](), 0)
-        if block < self.blocks:
-            var slot = self.mailbox.unsafe_offset(2 * block)
-            theirs = Pair(slot[unsafe_offset=0], slot[unsafe_offset=1])
-        var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
-        var d = theirs.sum_over(Scale[exact](m))
-        return Pair(m, lanes_reduce[total, PORTABLE_BLOCKS](d))
+        if block >= self.blocks:
+            return filler
+        var slot = self.mailbox.unsafe_offset(2 * block)
+        return Pair(slot[unsafe_offset=0], slot[unsafe_offset=1])
 
 
 @inline(.always)

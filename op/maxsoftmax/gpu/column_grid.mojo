@@ -18,7 +18,8 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext
 
-from ..exponential import Scale
+from ..exponential import Scale, logarithm
+from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Pair
@@ -29,7 +30,7 @@ from .column_part import (
 )
 from .stripe import VECTOR_BYTES
 from .team import maximum
-from .tile import _add
+from .tile import add, write_pair
 
 comptime UNROLL = 4
 """Vectors that a thread has under way at a time."""
@@ -119,7 +120,7 @@ def column_pairs_kernel[
         var terms = scale.exp(raw[0].cast[DType.float32]())
         comptime for j in range(1, UNROLL):
             terms += scale.exp(raw[j].cast[DType.float32]())
-        _add[exact](d, terms)
+        add[exact](d, terms)
     var all = maxima.reduce[True](thread, m)
     var sum = sums.reduce[False](thread, Pair(m, d.value).sum_over(S(all)))
     if thread < lanes and index < UInt32(total):
@@ -135,7 +136,7 @@ def column_pairs_kernel[
     `nvvm.minctasm`=SIMDLength(WRITING if size_of[dtype]() > 2 else READING),
 )
 def column_quotients_kernel[
-    dtype: DType, lanes: Int, width: Int
+    dtype: DType, finish: Finish, lanes: Int, width: Int
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -151,6 +152,7 @@ def column_quotients_kernel[
 
     Parameters:
         dtype: Dtype of both tensors, of 4 bytes or 2.
+        finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector: as many as have 16 bytes, or 1.
 
@@ -199,7 +201,14 @@ def column_quotients_kernel[
             theirs.unsafe_load[width=width, alignment=4 * width](stride),
         ).sum_over(scale)
     d = sums.reduce[False](thread, d)
-    var factor = Pair(m, d).reciprocal()
+    var pair = Pair(m, d)
+    comptime if finish == Finish.PAIR:
+        if span == 0 and thread < lanes and index < UInt32(total):
+            write_pair[size_of[dtype]() > 2](y, column, pair)
+        return
+    var factor = pair.reciprocal()
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[size_of[dtype]() > 2]())
 
     var part = P(
         y,
@@ -219,12 +228,18 @@ def column_quotients_kernel[
                 raw[j] = part.load(group * UNROLL + j)
         comptime for j in range(UNROLL):
             if part.has(group * UNROLL + j):
-                var e = scale.exp(raw[j].cast[DType.float32]())
-                part.store(group * UNROLL + j, (e * factor).cast[dtype]())
+                var logits = raw[j].cast[DType.float32]()
+                var result: Vector
+                comptime if finish == Finish.LOGARITHMS:
+                    result = (logits - m) - factor
+                else:
+                    result = scale.exp(logits) * factor
+                part.store(group * UNROLL + j, result.cast[dtype]())
 
 
 def column_grid[
     dtype: DType,
+    finish: Finish,
     lanes: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
 ](
@@ -238,6 +253,7 @@ def column_grid[
 
     Parameters:
         dtype: Dtype of both tensors, of 4 bytes or 2.
+        finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector: as many as have 16 bytes, or 1.
 
@@ -272,7 +288,7 @@ def column_grid[
         grid_dim=tiles * spans,
         block_dim=COLUMN_THREADS,
     )
-    ctx.enqueue_function[column_quotients_kernel[dtype, lanes, width]](
+    ctx.enqueue_function[column_quotients_kernel[dtype, finish, lanes, width]](
         y,
         x,
         pairs,

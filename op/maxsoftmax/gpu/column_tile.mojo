@@ -13,7 +13,8 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
 from max.gpu.sync import barrier
 
-from ..exponential import Scale
+from ..exponential import Scale, logarithm
+from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, PORTABLE_BLOCKS, Pair
@@ -27,7 +28,7 @@ from .part import again
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
 from .team import greater, largest_lane, maximum, total
-from .tile import GROUP, _add
+from .tile import GROUP, add, write_pair
 from .warp_reduction import lanes_reduce
 
 
@@ -37,6 +38,7 @@ from .warp_reduction import lanes_reduce
 )
 def column_tile_kernel[
     dtype: DType,
+    finish: Finish,
     lanes: Int,
     vectors: Int,
     resident: Int,
@@ -55,6 +57,7 @@ def column_tile_kernel[
 
     Parameters:
         dtype: Dtype of both tensors, of 4 bytes or 2.
+        finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two; up to 32 if clustered.
         vectors: Vectors that a thread holds in registers.
         resident: Blocks a multiprocessor is to hold, which bounds the registers.
@@ -72,6 +75,8 @@ def column_tile_kernel[
     """
     comptime P = ColumnPart[dtype, lanes, width]
     comptime exact = size_of[dtype]() > 2
+    # What is needed again is kept in place of the logits.
+    comptime keeps = exact and finish == Finish.PROBABILITIES
     comptime Vector = SIMD[DType.float32, width]
     comptime S = Scale[exact, width]
     # With slots, one more vector in registers: of the last round, which not all threads have.
@@ -122,18 +127,19 @@ def column_tile_kernel[
         comptime for j in range(i, min(i + GROUP, held)):
             comptime if exact:
                 var e = scale.exp(raw[j].cast[DType.float32]())
-                raw[j] = e.cast[dtype]()
+                comptime if keeps:
+                    raw[j] = e.cast[dtype]()
                 terms += e
             else:
                 raw[j] = again(raw[j])
                 terms += scale.exp(raw[j].cast[DType.float32]())
-        _add[exact](sum, terms)
+        add[exact](sum, terms)
     comptime if slotted:
         for i in range(vectors, last):
             var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
-            comptime if exact:
+            comptime if keeps:
                 slots.keep(i - vectors, e.cast[dtype]())
-            _add[exact](sum, e)
+            add[exact](sum, e)
     var pair: Pair[width]
 
     # What this block's exponentials are to be multiplied by to be in the rows' unit.
@@ -154,7 +160,15 @@ def column_tile_kernel[
         else:
             # What is computed anew can as well be in that unit.
             scale = of_row
+    comptime if finish == Finish.PAIR:
+        if thread < lanes and cluster.rank == 0:
+            var index = cluster.index * lanes + thread
+            if index < Int(all):
+                write_pair[exact](y, index * width, pair)
+        return
     var factor = pair.reciprocal()
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[exact]())
     var zero = sums.secret()
 
     part.forget()
@@ -163,20 +177,23 @@ def column_tile_kernel[
         if part.has(i):
             part.store(
                 i,
-                _probability[clustered](raw[j], scale, factor, rest, zero),
+                _finished[finish, clustered](
+                    raw[j], pair.m, scale, factor, rest, zero
+                ),
             )
     comptime if slotted:
         for i in range(vectors, last):
             part.store(
                 i,
-                _probability[clustered](
-                    slots.take(i - vectors), scale, factor, rest, zero
+                _finished[finish, clustered](
+                    slots.take(i - vectors), pair.m, scale, factor, rest, zero
                 ),
             )
 
 
 def column_tile[
     dtype: DType,
+    finish: Finish,
     lanes: Int,
     vectors: Int,
     resident: Int,
@@ -187,6 +204,7 @@ def column_tile[
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         lanes: Vectors of columns that a block takes.
         vectors: Vectors that a thread holds in registers.
         resident: Blocks a multiprocessor is to hold.
@@ -200,7 +218,7 @@ def column_tile[
         ctx: The GPU and its stream.
     """
     comptime kernel = column_tile_kernel[
-        dtype, lanes, vectors, resident, slotted, False, width
+        dtype, finish, lanes, vectors, resident, slotted, False, width
     ]
     var across = rows.inner // width
     var total = rows.outer * across
@@ -225,6 +243,7 @@ def column_tile[
 
 def column_tile_cluster[
     dtype: DType,
+    finish: Finish,
     lanes: Int,
     vectors: Int,
     resident: Int,
@@ -241,6 +260,7 @@ def column_tile_cluster[
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         lanes: Vectors of columns that a cluster takes.
         vectors: Vectors that a thread holds in registers.
         resident: Blocks a multiprocessor is to hold.
@@ -255,7 +275,7 @@ def column_tile_cluster[
         ctx: The GPU and its stream.
     """
     comptime kernel = column_tile_kernel[
-        dtype, lanes, vectors, resident, slotted, True, width
+        dtype, finish, lanes, vectors, resident, slotted, True, width
     ]
     var across = rows.inner // width
     var total = rows.outer * across
@@ -381,31 +401,41 @@ def _merge[
 
 
 @inline(.always)
-def _probability[
-    dtype: DType, width: SIMDLength, exact: Bool, //, clustered: Bool
+def _finished[
+    dtype: DType,
+    width: SIMDLength,
+    exact: Bool,
+    //,
+    finish: Finish,
+    clustered: Bool,
 ](
     kept: SIMD[dtype, width],
+    m: SIMD[DType.float32, width],
     scale: Scale[exact, width],
     factor: SIMD[DType.float32, width],
     rest: SIMD[DType.float32, width],
     zero: UInt32,
 ) -> SIMD[dtype, width]:
-    """Returns the probabilities of what was kept: exponentials where exact, else logits.
+    """Returns the results of what was kept: exponentials where exact and probabilities are wanted, else logits.
 
     Parameters:
         dtype: Dtype of the tensors.
         width: Columns a vector.
         exact: Of the scale.
+        finish: Probabilities or their logarithms.
         clustered: Whether `rest` may be other than 1.
 
     Args:
         kept: What a register or a slot holds.
+        m: Maxima of the columns.
         scale: Of the columns.
-        factor: 1 / d of the columns.
+        factor: 1 / d of the columns, or ln d.
         rest: What the block's exponentials are to be multiplied by to be in the columns' units.
         zero: As for `_anew`.
     """
-    comptime if exact:
+    comptime if finish == Finish.LOGARITHMS:
+        return ((kept.cast[DType.float32]() - m) - factor).cast[dtype]()
+    elif exact:
         # One factor after the other: both together may be too small for a normal number.
         var e = kept * factor.cast[dtype]()
         return e * rest.cast[dtype]() if clustered else e

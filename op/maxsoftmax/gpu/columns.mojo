@@ -19,7 +19,8 @@ from max.gpu import (
 from max.gpu.host import DeviceContext
 
 from ..exponential import Unit
-from ..online import Normalizer, Sum, accumulator
+from ..finish import Finish
+from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Source, Target
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -28,7 +29,7 @@ from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
 )
 def columns_kernel[
-    dtype: DType, block_size: Int
+    dtype: DType, finish: Finish, block_size: Int
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -41,10 +42,11 @@ def columns_kernel[
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         block_size: Threads a block, a power of two.
 
     Args:
-        y: Probabilities; may be the same memory as `x`.
+        y: Probabilities, or what else is written; may be the same memory as `x`.
         x: Logits.
         outer: First dimension.
         n: Length of the rows.
@@ -86,34 +88,51 @@ def columns_kernel[
             sums, thread, d, Int(columns)
         )
 
-        var normalizer = Normalizer(unit, row_d.value)
-        for i in range(start, end, step):
-            probabilities[
-                unsafe_offset=i * Int(inner)
-            ] = normalizer.probability(
-                logits[unsafe_offset=i * Int(inner)].cast[accum]()
-            ).cast[
-                dtype
-            ]()
+        var pair = MaxSum[accum, 1](m, row_d)
+        comptime if finish == Finish.PAIR:
+            if start == 0 and column < Int(inner):
+                var row = tile // tiles * Int(inner) + column
+                var to = y.unsafe_bitcast[Scalar[accum]]().unsafe_offset(
+                    2 * row
+                )
+                to[unsafe_offset=0] = m
+                to[unsafe_offset=1] = pair.relative()
+            continue
+
+        comptime if finish == Finish.LOGARITHMS:
+            var row = pair.logarithms()
+            for i in range(start, end, step):
+                var logit = logits[unsafe_offset=i * Int(inner)]
+                probabilities[unsafe_offset=i * Int(inner)] = row.probability(
+                    logit.cast[accum]()
+                ).cast[dtype]()
+        else:
+            var row = pair.normalizer()
+            for i in range(start, end, step):
+                var logit = logits[unsafe_offset=i * Int(inner)]
+                probabilities[unsafe_offset=i * Int(inner)] = row.probability(
+                    logit.cast[accum]()
+                ).cast[dtype]()
 
 
 def columns[
-    dtype: DType, block_size: Int
+    dtype: DType, finish: Finish, block_size: Int
 ](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
     """Launches `columns_kernel`, a block for every 32 neighbouring rows.
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         block_size: Threads a block, a power of two.
 
     Args:
-        y: Probabilities.
+        y: Probabilities, or what else is written.
         x: Logits.
         rows: Rows along any axis.
         ctx: The GPU and its stream.
     """
     var width = min(32, block_size, next_power_of_two(rows.inner))
-    ctx.enqueue_function[columns_kernel[dtype, block_size]](
+    ctx.enqueue_function[columns_kernel[dtype, finish, block_size]](
         y,
         x,
         Int64(rows.outer),

@@ -19,12 +19,14 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext
 
-from ..exponential import Scale
+from ..exponential import Scale, logarithm
+from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Pair
 from .part import Part
 from .team import greater, largest_lane, maximum, team_reduce, total
+from .tile import write_pair
 from .tree_reduction import MAX_GRID, Shared
 
 comptime BLOCK_SIZE = 256
@@ -108,7 +110,7 @@ def pairs_kernel[
     `nvvm.minctasm`=SIMDLength(1024 // BLOCK_SIZE),
 )
 def quotients_kernel[
-    dtype: DType
+    dtype: DType, finish: Finish
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -142,7 +144,23 @@ def quotients_kernel[
         d = team_reduce[BLOCK_SIZE, total](
             scratch.unsafe_offset(BLOCK_SIZE // WARP_SIZE), thread, d
         )
-        var factor = Pair(m, d).reciprocal()
+        var pair = Pair(m, d)
+        comptime if finish == Finish.PAIR:
+            if rank == 0 and thread == 0:
+                write_pair[size_of[dtype]() > 2](y, row, pair)
+            continue
+        var factor = pair.reciprocal()
+        comptime if finish == Finish.LOGARITHMS:
+            factor = logarithm(pair.relative[size_of[dtype]() > 2]())
+
+        @inline(.always)
+        def finished[
+            width: SIMDLength
+        ](x: SIMD[DType.float32, width]) {imm} -> SIMD[DType.float32, width]:
+            comptime if finish == Finish.LOGARITHMS:
+                return (x - m) - factor
+            else:
+                return scale.exp(x) * factor
 
         var part = P(y, x, row, Int(n), thread, rank, Int(share))
         comptime for aligned in [True, False]:
@@ -154,15 +172,17 @@ def quotients_kernel[
                             raw[j] = part.load(group * UNROLL + j)
                     comptime for j in range(UNROLL):
                         if part.has(group * UNROLL + j):
-                            var e = scale.exp(raw[j].cast[DType.float32]())
                             part.store[aligned](
-                                group * UNROLL + j, (e * factor).cast[dtype]()
+                                group * UNROLL + j,
+                                finished(raw[j].cast[DType.float32]()).cast[
+                                    dtype
+                                ](),
                             )
-        part.store_edges(y, scale.exp(part.load_edges(x)) * factor)
+        part.store_edges(y, finished(part.load_edges(x)))
 
 
 def grid[
-    dtype: DType
+    dtype: DType, finish: Finish
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -174,6 +194,7 @@ def grid[
 
     Parameters:
         dtype: Dtype of both tensors, of 4 bytes or 2.
+        finish: What of each row is written.
 
     Args:
         y: Probabilities, not in the memory of `x`.
@@ -205,7 +226,7 @@ def grid[
         grid_dim=count,
         block_dim=BLOCK_SIZE,
     )
-    ctx.enqueue_function[quotients_kernel[dtype]](
+    ctx.enqueue_function[quotients_kernel[dtype, finish]](
         y,
         x,
         pairs,

@@ -149,10 +149,14 @@ struct Part[
                 self.target[unsafe_offset=at + j] = values[j]
 
     @inline(.always)
-    def load_edges(self, x: Source[Self.dtype]) -> Self.Edges:
-        """Returns this thread's elements of head and tail, -inf where it has none.
+    def load_edges(
+        self,
+        x: Source[Self.dtype],
+        filler: Float32 = neg_inf[DType.float32](),
+    ) -> Self.Edges:
+        """Returns this thread's elements of head and tail, `filler` where it has none.
         """
-        var values = Self.Edges(neg_inf[DType.float32]())
+        var values = Self.Edges(filler)
         comptime for i in range(2 if Self.width > 1 else 0):
             if self.edge[i]:
                 values[i] = x[unsafe_offset=Int(self.edges[i])].cast[

@@ -2,6 +2,7 @@
 
 from max.gpu.host import DeviceContext
 
+from ..finish import Finish
 from ..rows import Rows, Source, Target
 from .choose import auto
 from .columns import columns
@@ -42,9 +43,9 @@ def softmax[
     """
     comptime assert block_size.is_power_of_two() and block_size <= 1024
     comptime if algorithm == "auto":
-        auto[dtype, contiguous](y, x, rows, ctx)
+        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
     elif not contiguous:
-        columns[dtype, block_size](y, x, rows, ctx)
+        columns[dtype, Finish.PROBABILITIES, block_size](y, x, rows, ctx)
     elif algorithm == "tree":
         tree[dtype, block_size](y, x, rows, ctx)
     elif algorithm == "elementwise":

@@ -19,7 +19,8 @@ from max.gpu import (
 )
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
 
-from ..exponential import Scale
+from ..exponential import Scale, logarithm
+from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, Pair
@@ -39,6 +40,7 @@ comptime GROUP = 4
 )
 def tile_kernel[
     dtype: DType,
+    finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
@@ -51,6 +53,7 @@ def tile_kernel[
 
     Parameters:
         dtype: Dtype of both tensors, of 4 bytes or 2.
+        finish: What of each row is written.
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
         vectors: Vectors of 16 bytes that a thread holds in registers.
@@ -60,7 +63,7 @@ def tile_kernel[
         width: Elements a vector: as many as have 16 bytes, or 1.
 
     Args:
-        y: Probabilities; may be the same memory as `x`.
+        y: Probabilities, or what else is written; may be the same memory as `x`.
         x: Logits.
         rows: How many.
         n: Length of each.
@@ -68,6 +71,8 @@ def tile_kernel[
     """
     comptime P = Part[dtype, team, width]
     comptime exact = size_of[dtype]() > 2
+    # What is needed again is kept in place of the logits.
+    comptime keeps = exact and finish == Finish.PROBABILITIES
     comptime Vector = SIMD[DType.float32, P.width]
     comptime teams = block_size // team
     comptime warps = max(1, team // WARP_SIZE)
@@ -126,18 +131,19 @@ def tile_kernel[
         comptime for j in range(i, min(i + GROUP, held)):
             comptime if exact:
                 var e = scale.exp(raw[j].cast[DType.float32]())
-                raw[j] = e.cast[dtype]()
+                comptime if keeps:
+                    raw[j] = e.cast[dtype]()
                 terms += e
             else:
                 raw[j] = again(raw[j])
                 terms += scale.exp(raw[j].cast[DType.float32]())
-        _add[exact](sum, terms)
+        add[exact](sum, terms)
     comptime if slotted:
         for i in range(vectors, last):
             var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
-            comptime if exact:
+            comptime if keeps:
                 slots.keep(i - vectors, e.cast[dtype]())
-            _add[exact](sum, e)
+            add[exact](sum, e)
     var pair = Pair(
         m,
         team_reduce[team, total](
@@ -160,7 +166,28 @@ def tile_kernel[
         else:
             # What is computed anew can as well be in that unit.
             scale = of_row
+    comptime if finish == Finish.PAIR:
+        if lane == 0 and cluster.rank == 0 and row < Int(rows):
+            write_pair[exact](y, row, pair)
+        return
     var factor = pair.reciprocal()
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[exact]())
+
+    @inline(.always)
+    def finished[
+        width: SIMDLength
+    ](kept: SIMD[dtype, width]) {imm} -> SIMD[dtype, width]:
+        comptime if finish == Finish.LOGARITHMS:
+            return ((kept.cast[DType.float32]() - pair.m) - factor).cast[
+                dtype
+            ]()
+        elif exact:
+            # One factor after the other: both together may be too small for a normal number.
+            return kept * factor.cast[dtype]() * rest.cast[dtype]()
+        else:
+            var e = scale.exp(kept.cast[DType.float32]())
+            return (e * factor).cast[dtype]()
 
     comptime for aligned in [True, False]:
         if part.aligned == aligned:
@@ -168,31 +195,45 @@ def tile_kernel[
                 var i = j if j < vectors else last
                 if part.has(i):
                     comptime if exact:
-                        # One factor after the other: both together may be too small for a normal number.
-                        part.store[aligned](
-                            i,
-                            raw[j] * factor.cast[dtype]() * rest.cast[dtype](),
-                        )
+                        part.store[aligned](i, finished(raw[j]))
                     else:
-                        var e = scale.exp(again(raw[j]).cast[DType.float32]())
-                        part.store[aligned](i, (e * factor).cast[dtype]())
+                        part.store[aligned](i, finished(again(raw[j])))
             comptime if slotted:
                 for i in range(vectors, last):
-                    var kept = slots.take(i - vectors)
-                    comptime if exact:
-                        part.store[aligned](
-                            i,
-                            kept * factor.cast[dtype]() * rest.cast[dtype](),
-                        )
-                    else:
-                        var e = scale.exp(kept.cast[DType.float32]())
-                        part.store[aligned](i, (e * factor).cast[dtype]())
+                    part.store[aligned](i, finished(slots.take(i - vectors)))
     comptime if width > 1:
-        part.store_edges(y, scale.exp(edges) * factor * rest)
+        comptime if finish == Finish.LOGARITHMS:
+            part.store_edges(y, (edges - pair.m) - factor)
+        else:
+            part.store_edges(y, scale.exp(edges) * factor * rest)
+
+
+@inline(.always)
+def write_pair[
+    dtype: DType, width: SIMDLength, //, exact: Bool
+](y: Target[dtype], row: Int, pair: Pair[width]):
+    """Writes the pairs of `width` rows.
+
+    Parameters:
+        dtype: Of the logits.
+        width: How many.
+        exact: Of the scale that the sums are in.
+
+    Args:
+        y: Where those of row 0 are, in float32 whatever its type says.
+        row: The first of the rows.
+        pair: What to write.
+    """
+    var to = y.unsafe_bitcast[Float32]().unsafe_offset(2 * row)
+    var d = pair.relative[exact]()
+    comptime for i in range(Int(width)):
+        to[unsafe_offset=2 * i] = pair.m[i]
+        to[unsafe_offset=2 * i + 1] = d[i]
 
 
 def tile[
     dtype: DType,
+    finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
@@ -204,6 +245,7 @@ def tile[
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         block_size: Threads a block.
         team: Threads that share a row.
         vectors: Vectors that a thread holds in registers.
@@ -218,7 +260,15 @@ def tile[
         ctx: The GPU and its stream.
     """
     comptime kernel = tile_kernel[
-        dtype, block_size, team, vectors, resident, slotted, False, width
+        dtype,
+        finish,
+        block_size,
+        team,
+        vectors,
+        resident,
+        slotted,
+        False,
+        width,
     ]
     var blocks = ceildiv(rows.count(), block_size // team)
     comptime if slotted:
@@ -249,7 +299,11 @@ def tile[
 
 
 def tile_cluster[
-    dtype: DType, block_size: Int, vectors: Int, resident: Int
+    dtype: DType,
+    finish: Finish,
+    block_size: Int,
+    vectors: Int,
+    resident: Int,
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -261,6 +315,7 @@ def tile_cluster[
 
     Parameters:
         dtype: Dtype of both tensors.
+        finish: What of each row is written.
         block_size: Threads a block.
         vectors: Vectors that a thread holds in registers.
         resident: Blocks a multiprocessor is to hold.
@@ -274,6 +329,7 @@ def tile_cluster[
     """
     comptime kernel = tile_kernel[
         dtype,
+        finish,
         block_size,
         block_size,
         vectors,
@@ -309,7 +365,7 @@ def _slot_bytes(share: Int, team: Int, vectors: Int) -> Int:
 
 
 @inline(.always)
-def _add[
+def add[
     width: SIMDLength, //, exact: Bool
 ](mut sum: Sum[DType.float32, width], terms: SIMD[DType.float32, width]):
     """Adds to a sum, with its compensation only where results are of more than 16 bits.

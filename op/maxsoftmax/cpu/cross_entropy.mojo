@@ -1,0 +1,158 @@
+"""Cross entropy on the CPU, from logits and the pairs of their rows."""
+
+from std.math import ceildiv
+from max.gpu.host import DeviceContext
+
+from ..loss import Class, Loss
+from ..online import Sum, accumulator
+from ..rows import Rows, Source, Target
+from .schedule import share_rows
+
+
+def losses[
+    dtype: DType, index: DType, smoothing: Float64
+](
+    losses: Target[accumulator[dtype]()],
+    totals: Target[accumulator[dtype]()],
+    pairs: Source[accumulator[dtype]()],
+    x: Source[dtype],
+    targets: Source[index],
+    rows: Rows,
+    ignored: Int,
+    ctx: DeviceContext,
+) raises:
+    """Writes the loss of every row, and what they come to.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        index: Dtype of the targets.
+        smoothing: Share of the target that is spread over all classes.
+
+    Args:
+        losses: One a row; 0 where the target is `ignored`.
+        totals: The sum of all, and the mean of those that count.
+        pairs: (m, d) of each row.
+        x: Logits.
+        targets: Class of each row.
+        rows: Rows along any axis.
+        ignored: The class of rows that do not count.
+        ctx: The CPU to run on.
+
+    Raises:
+        Error: If a target is neither a class nor `ignored`.
+    """
+    comptime accum = accumulator[dtype]()
+    for row in range(rows.count()):
+        var index_of = targets[unsafe_offset=row].cast[DType.int64]()
+        var target = Class(index_of, Int64(rows.n), Int64(ignored))
+        if not (target.is_class or target.is_ignored):
+            raise Error(
+                t"target[{row}] is {index_of}, which is neither a class from 0"
+                t" to {rows.n - 1} nor ignore_index {ignored}"
+            )
+
+    @inline(.always)
+    def write(row: Int) {imm}:
+        var logits = x.unsafe_offset(rows.start(row))
+        var target = Class(
+            targets[unsafe_offset=row].cast[DType.int64](),
+            Int64(rows.n),
+            Int64(ignored),
+        )
+        var loss = Loss(
+            pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
+        )
+        var below = Sum[accum, 1]()
+        comptime if smoothing != 0:
+            for i in range(rows.n):
+                var logit = logits[unsafe_offset=i * rows.inner].cast[accum]()
+                below.add(loss.m - logit)
+        var logit = Scalar[accum](0)
+        if target.is_class:
+            logit = logits[unsafe_offset=Int(target.index) * rows.inner].cast[
+                accum
+            ]()
+        losses[unsafe_offset=row] = loss.of[smoothing](
+            target, logit, below.value / Scalar[accum](rows.n)
+        )
+
+    share_rows(write, rows, ctx)
+    var sum = Sum[accum, 1]()
+    for row in range(rows.count()):
+        sum.add(losses[unsafe_offset=row])
+    totals[unsafe_offset=0] = sum.value
+    totals[unsafe_offset=1] = sum.value / _counted[accum](
+        targets, rows.count(), ignored
+    )
+
+
+def _counted[
+    accum: DType, index: DType
+](targets: Source[index], rows: Int, ignored: Int) -> Scalar[accum]:
+    """Returns how many rows count."""
+    var count = 0
+    for row in range(rows):
+        if Int(targets[unsafe_offset=row]) != ignored:
+            count += 1
+    return Scalar[accum](count)
+
+
+def gradients[
+    dtype: DType, index: DType, smoothing: Float64, reduction: StaticString
+](
+    dx: Target[dtype],
+    x: Source[dtype],
+    pairs: Source[accumulator[dtype]()],
+    targets: Source[index],
+    dloss: Source[accumulator[dtype]()],
+    rows: Rows,
+    ignored: Int,
+    ctx: DeviceContext,
+) raises:
+    """Writes the gradient of every row's logits.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        index: Dtype of the targets.
+        smoothing: Share of the target that is spread over all classes.
+        reduction: "none", "sum" or "mean": what became of the losses.
+
+    Args:
+        dx: Gradients; may be the same memory as `x`. NaN where the target is no class, 0 where it is `ignored`.
+        x: Logits.
+        pairs: (m, d) of each row.
+        targets: Class of each row.
+        dloss: Gradient of each row's loss, or of what became of all.
+        rows: Rows along any axis.
+        ignored: The class of rows that do not count.
+        ctx: The CPU to run on.
+    """
+    comptime accum = accumulator[dtype]()
+    comptime step = 1 if reduction == "none" else 0
+    var count = Scalar[accum](1)
+    comptime if reduction == "mean":
+        count = _counted[accum](targets, rows.count(), ignored)
+
+    @inline(.always)
+    def write(row: Int) {imm}:
+        var scale = dloss[unsafe_offset=row * step] / count
+        var start = rows.start(row)
+        var target = Class(
+            targets[unsafe_offset=row].cast[DType.int64](),
+            Int64(rows.n),
+            Int64(ignored),
+        )
+        var loss = Loss(
+            pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
+        )
+        for i in range(rows.n):
+            var at = start + i * rows.inner
+            dx[unsafe_offset=at] = loss.gradient[smoothing](
+                target,
+                scale,
+                x[unsafe_offset=at].cast[accum](),
+                Int64(i),
+                Int64(rows.n),
+            ).cast[dtype]()
+
+    share_rows(write, rows, ctx)

@@ -1,0 +1,124 @@
+"""Which backward kernel takes which shape: the table of `choose`, at half the vectors, since there are two inputs."""
+
+from std.math import ceildiv
+from std.sys import size_of
+from max.gpu.host import DeviceContext
+
+from ..rows import Rows, Source, Target
+from .backward_columns import backward_columns
+from .backward_grid import backward_grid
+from .backward_tile import (
+    backward_room,
+    backward_tile,
+    backward_tile_cluster,
+)
+from .cluster import PORTABLE_BLOCKS
+from .stripe import VECTOR_BYTES
+
+
+def backward[
+    dtype: DType, log: Bool, contiguous: Bool
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    """Enqueues the gradient of the logits of every row.
+
+    Parameters:
+        dtype: Dtype of all tensors; the arithmetic is in its accumulator.
+        log: Whether y are logarithms of probabilities.
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        dx: Gradient of the logits, not in the memory of `y` or `dy`.
+        y: Results of the forward op.
+        dy: Their gradient.
+        rows: How the memory is divided into rows, none of them empty.
+        ctx: The GPU and its stream.
+    """
+    comptime if dtype == DType.float64 or not contiguous:
+        backward_columns[dtype, log](dx, y, dy, rows, ctx)
+    else:
+        if (Int(y) - Int(dy)) % VECTOR_BYTES == 0:
+            _contiguous[dtype, log](dx, y, dy, rows, ctx)
+        else:
+            backward_columns[dtype, log](dx, y, dy, rows, ctx)
+
+
+def _contiguous[
+    dtype: DType, log: Bool
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    comptime gpu = DeviceContext.default_device_info
+    comptime wide = size_of[dtype]() > 2
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
+    # As in `choose`.
+    comptime slots = (
+        gpu.shared_memory_per_multiprocessor - 16 * 1024
+    ) // VECTOR_BYTES
+    comptime room = backward_room(3, 4, slots)
+    comptime wide_room = backward_room(7, 2, slots)
+    var vectors = rows.n // width
+    # An edge of an unaligned row needs a lane an element.
+    var aligned = (
+        rows.n % width == 0
+        and Int(y) % VECTOR_BYTES == 0
+        and Int(dx) % VECTOR_BYTES == 0
+    )
+    if rows.n <= 4:
+        backward_tile[dtype, log, 128, 1, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif rows.n <= 8:
+        backward_tile[dtype, log, 128, 2, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif rows.n <= 16:
+        backward_tile[dtype, log, 128, 4, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif rows.n <= 32:
+        backward_tile[dtype, log, 128, 8, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif rows.n <= 64 and not wide and not aligned:
+        backward_tile[dtype, log, 128, 16, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif rows.n <= 128 and not wide and not aligned:
+        backward_tile[dtype, log, 128, 32, 4, 8, 1](dx, y, dy, rows, ctx)
+    elif vectors <= 8 and aligned and not wide:
+        backward_tile[dtype, log, 128, 2, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 16 and not aligned and not wide:
+        backward_tile[dtype, log, 128, 8, 2, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 16:
+        backward_tile[dtype, log, 128, 4, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 32:
+        backward_tile[dtype, log, 128, 8, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 64:
+        backward_tile[dtype, log, 128, 16, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 128:
+        backward_tile[dtype, log, 128, 32, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 256:
+        backward_tile[dtype, log, 64, 64, 4, 16](dx, y, dy, rows, ctx)
+    elif vectors <= 512:
+        backward_tile[dtype, log, 128, 128, 4, 8](dx, y, dy, rows, ctx)
+    elif vectors <= 1024:
+        backward_tile[dtype, log, 256, 256, 4, 4](dx, y, dy, rows, ctx)
+    elif vectors <= 1536:
+        backward_tile[dtype, log, 256, 256, 6, 3](dx, y, dy, rows, ctx)
+    elif vectors <= 2048:
+        backward_tile[dtype, log, 256, 256, 8, 2](dx, y, dy, rows, ctx)
+    else:
+        comptime if has_clusters:
+            if vectors <= PORTABLE_BLOCKS * room:
+                var blocks = min(ceildiv(vectors, 1400), PORTABLE_BLOCKS)
+                backward_tile_cluster[dtype, log, 256, 3, 4](
+                    dx, y, dy, rows, blocks, ctx
+                )
+                return
+            elif vectors <= PORTABLE_BLOCKS * wide_room:
+                backward_tile_cluster[dtype, log, 256, 7, 2](
+                    dx, y, dy, rows, PORTABLE_BLOCKS, ctx
+                )
+                return
+        backward_grid[dtype, log](dx, y, dy, rows, gpu.sm_count, ctx)

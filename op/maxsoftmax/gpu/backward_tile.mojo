@@ -1,0 +1,294 @@
+"""The fast backward kernel of rows that fit on the chip: two reads and one write an element.
+
+It is `tile` with two inputs and a single sum: a team asks for all of its row's results and gradients at once, keeps them in
+registers and slots while their product is summed, and writes.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_stack_allocation
+from std.sys import size_of
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    thread_idx,
+)
+from max.gpu.host import DeviceContext, Dim, FuncAttribute
+
+from ..gradient import Gradient
+from ..online import Sum
+from ..rows import Rows, Source, Target
+from .cluster import Cluster
+from .part import LINE_BYTES, Part
+from .slots import Slots, wait_after
+from .stripe import VECTOR_BYTES
+from .team import largest_lane, maximum, team_reduce, total
+from .tile import GROUP, add
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def backward_tile_kernel[
+    dtype: DType,
+    log: Bool,
+    block_size: Int,
+    team: Int,
+    vectors: Int,
+    resident: Int,
+    slotted: Bool,
+    clustered: Bool,
+    width: Int,
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Int64,
+    n: Int64,
+    share: Int64,
+):
+    """Writes the gradient of `rows` rows of `n` contiguous elements.
+
+    Parameters:
+        dtype: Dtype of all tensors, of 4 bytes or 2.
+        log: Whether y are logarithms of probabilities.
+        block_size: Threads a block.
+        team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
+        vectors: Vectors of 16 bytes of each input that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold, which bounds the registers.
+        slotted: Whether there are slots in shared memory for more.
+        clustered: Whether the blocks of a cluster share a row.
+        width: Elements a vector: as many as have 16 bytes, or 1.
+
+    Args:
+        dx: Gradient of the logits; may be the same memory as `y` or `dy`.
+        y: Results of the forward op.
+        dy: Their gradient, aligned as `y` is.
+        rows: How many.
+        n: Length of each.
+        share: Vectors of a row that a block takes.
+    """
+    comptime P = Part[dtype, team, width]
+    comptime G = Gradient[log, size_of[dtype]() > 2]
+    comptime Vector = SIMD[DType.float32, P.width]
+    comptime teams = block_size // team
+    comptime warps = max(1, team // WARP_SIZE)
+    # With slots, one more vector in registers: of the last round, which not all threads have.
+    comptime held = vectors + 1 if slotted else vectors
+    var sums = unsafe_stack_allocation[
+        warps, Float32, address_space=AddressSpace.SHARED
+    ]()
+    # Results in the even ones, gradients in the odd ones.
+    var slots = Slots[dtype, team, P.width]()
+    var thread = Int(thread_idx.x)
+    var lane = thread % team
+    var cluster = Cluster[clustered]()
+    var row = cluster.index * teams + thread // team
+    var part = P(dx, y, row, Int(n), lane, cluster.rank, Int(share))
+    comptime if teams > 1:
+        if row >= Int(rows):
+            # Its threads only keep the others company at the barriers.
+            part.clear()
+    var last = max(vectors, part.rounds())
+    var upstream = part
+    upstream.source = part.source.unsafe_offset(
+        (Int(dy) - Int(y)) // size_of[dtype]()
+    )
+
+    comptime if slotted:
+        for i in range(vectors, last):
+            slots.stage(2 * (i - vectors), part, i)
+            slots.stage(2 * (i - vectors) + 1, upstream, i)
+    var results = Array[P.Raw, held](fill=P.Raw(0))
+    var gradients = Array[P.Raw, held](fill=P.Raw(0))
+    comptime for j in range(held):
+        var i = j if j < vectors else last
+        if part.has(i):
+            results[j] = part.load(i)
+            gradients[j] = upstream.load(i)
+    var result_edges = part.load_edges(y, 0)
+    var gradient_edges = part.load_edges(dy, 0)
+
+    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
+    var sum = Sum[DType.float32, P.width]()
+    comptime for i in range(0, held, GROUP):
+        var terms = Vector(0)
+        comptime for j in range(i, min(i + GROUP, held)):
+            terms += G.term(
+                results[j].cast[DType.float32](),
+                gradients[j].cast[DType.float32](),
+            )
+        add[size_of[dtype]() > 2](sum, terms)
+    comptime if slotted:
+        var seen = sum.value
+        comptime if log:
+            # The sum knows nothing of the results.
+            comptime for j in range(held):
+                seen = maximum(seen, results[j].cast[DType.float32]())
+        wait_after(largest_lane(seen))
+        for i in range(vectors, last):
+            add[size_of[dtype]() > 2](
+                sum,
+                G.term(
+                    slots.take(2 * (i - vectors)).cast[DType.float32](),
+                    slots.take(2 * (i - vectors) + 1).cast[DType.float32](),
+                ),
+            )
+    var edges = G.term(
+        result_edges, gradient_edges
+    ).reduce_add() if width > 1 else Float32(0)
+    var dot = team_reduce[team, total](
+        sums, thread, sum.collapse().value + edges
+    )
+    comptime if clustered:
+        dot = cluster.sum(dot)
+    var gradient = G(dot)
+
+    comptime for aligned in [True, False]:
+        if part.aligned == aligned:
+            comptime for j in range(held):
+                var i = j if j < vectors else last
+                if part.has(i):
+                    part.store[aligned](
+                        i,
+                        gradient.of(
+                            results[j].cast[DType.float32](),
+                            gradients[j].cast[DType.float32](),
+                        ).cast[dtype](),
+                    )
+            comptime if slotted:
+                for i in range(vectors, last):
+                    part.store[aligned](
+                        i,
+                        gradient.of(
+                            slots.take(2 * (i - vectors)).cast[DType.float32](),
+                            slots.take(2 * (i - vectors) + 1).cast[
+                                DType.float32
+                            ](),
+                        ).cast[dtype](),
+                    )
+    comptime if width > 1:
+        part.store_edges(dx, gradient.of(result_edges, gradient_edges))
+
+
+def backward_tile[
+    dtype: DType,
+    log: Bool,
+    block_size: Int,
+    team: Int,
+    vectors: Int,
+    resident: Int,
+    width: Int = VECTOR_BYTES // size_of[dtype](),
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    """Launches `backward_tile_kernel` with a team for each row, within a block.
+
+    Parameters:
+        dtype: Dtype of all tensors.
+        log: Whether y are logarithms of probabilities.
+        block_size: Threads a block.
+        team: Threads that share a row, of at most `team * vectors` vectors.
+        vectors: Vectors of each input that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold.
+        width: Elements a vector: as many as have 16 bytes, or 1.
+
+    Args:
+        dx: Gradient of the logits.
+        y: Results of the forward op.
+        dy: Their gradient.
+        rows: Rows along the last axis.
+        ctx: The GPU and its stream.
+    """
+    ctx.enqueue_function[
+        backward_tile_kernel[
+            dtype, log, block_size, team, vectors, resident, False, False, width
+        ]
+    ](
+        dx,
+        y,
+        dy,
+        Int64(rows.count()),
+        Int64(rows.n),
+        Int64(rows.n),
+        grid_dim=ceildiv(rows.count(), block_size // team),
+        block_dim=block_size,
+    )
+
+
+def backward_tile_cluster[
+    dtype: DType, log: Bool, block_size: Int, vectors: Int, resident: Int
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    blocks: Int,
+    ctx: DeviceContext,
+) raises:
+    """Launches `backward_tile_kernel` with a cluster for each row.
+
+    Parameters:
+        dtype: Dtype of all tensors.
+        log: Whether y are logarithms of probabilities.
+        block_size: Threads a block.
+        vectors: Vectors of each input that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold.
+
+    Args:
+        dx: Gradient of the logits.
+        y: Results of the forward op.
+        dy: Their gradient.
+        rows: Rows along the last axis.
+        blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
+        ctx: The GPU and its stream.
+    """
+    comptime kernel = backward_tile_kernel[
+        dtype,
+        log,
+        block_size,
+        block_size,
+        vectors,
+        resident,
+        True,
+        True,
+        VECTOR_BYTES // size_of[dtype](),
+    ]
+    comptime line = LINE_BYTES // size_of[dtype]()
+    comptime in_line = LINE_BYTES // VECTOR_BYTES
+    var share = ceildiv(rows.n, line * blocks) * in_line
+    var bytes = (
+        max(0, share // block_size - vectors) * block_size * 2 * VECTOR_BYTES
+    )
+    ctx.enqueue_function[kernel](
+        dx,
+        y,
+        dy,
+        Int64(rows.count()),
+        Int64(rows.n),
+        Int64(share),
+        grid_dim=rows.count() * blocks,
+        block_dim=block_size,
+        shared_mem_bytes=bytes,
+        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+            UInt32(bytes)
+        ),
+        cluster_dim=Dim(blocks, 1, 1),
+    )
+
+
+def backward_room(vectors: Int, resident: Int, slots: Int) -> Int:
+    """Returns how many vectors of each input surely fit in a block of 256 threads, for use at compile time.
+
+    Args:
+        vectors: Vectors of each input that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold.
+        slots: Slots of a multiprocessor.
+    """
+    # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
+    return (vectors + slots // (2 * 256 * resident) + 1) * 256 - 16
