@@ -4,8 +4,9 @@ Softmax: dx = y · (dy - Σ y·dy). Its logarithm: dx = dy - e^y · Σ dy.
 """
 
 from std.math import exp2
+from std.sys import is_nvidia_gpu
 
-from .exponential import HEADROOM, Scale, Unit
+from .exponential import HEADROOM, Unit
 
 
 struct Gradient[
@@ -81,15 +82,22 @@ struct Gradient[
 def _exp[
     dtype: DType, width: SIMDLength, //, exact: Bool
 ](y: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns e^y, for y that need not be the logarithm of a probability."""
-    comptime if dtype == DType.float64:
-        var unit = Unit[dtype, 1](0)
-        return unit.exp(y) * Scalar[dtype](0.5**HEADROOM)
-    else:
+    """Returns e^y of logarithms of probabilities, NaN where y is."""
+    comptime if is_nvidia_gpu() and dtype == DType.float32:
+        # The hardware has powers of 2. What y · log2 e is rounded by is made up for: it grows with y.
+        comptime log2_e = Float32(1.4426950408889634)
+        comptime log2_e_low = Float32(1.9259629911e-08)
+        comptime ln_2 = Float32(0.6931471805599453)
         var single = rebind[SIMD[DType.float32, width]](y)
-        var e = exp2(single * Float32(1.4426950408889634))
+        var product = single * log2_e
+        var power = exp2(product)
         comptime if exact:
-            # What is in no row of logarithms, NaN with it, is left to the other.
-            var small = Scale[True](0).exp(single) * Float32(0.5**HEADROOM)
-            e = single.lt(32).select(small, e)
-        return rebind[SIMD[dtype, width]](e)
+            var lost = single.fma(
+                type_of(single)(log2_e_low), single.fma(log2_e, -product)
+            )
+            var corrected = power.fma(lost * ln_2, power)
+            power = single.lt(-150).select(type_of(single)(0), corrected)
+        return rebind[SIMD[dtype, width]](power)
+    else:
+        comptime shrink = Scalar[dtype](1 / (1 << HEADROOM // 2))
+        return Unit[dtype, 1](0).exp(y) * shrink * shrink

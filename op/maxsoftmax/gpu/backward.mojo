@@ -65,8 +65,10 @@ def _contiguous[
     comptime slots = (
         gpu.shared_memory_per_multiprocessor - 16 * 1024
     ) // VECTOR_BYTES
-    comptime room = backward_room(3, 4, slots)
+    comptime room = backward_room(3, 3, slots)
     comptime wide_room = backward_room(7, 2, slots)
+    # Exponentials, and twice as many elements, take more registers.
+    comptime threads = 1024 if wide and not log else 768
     var vectors = rows.n // width
     # An edge of an unaligned row needs a lane an element.
     var aligned = (
@@ -75,35 +77,65 @@ def _contiguous[
         and Int(dx) % VECTOR_BYTES == 0
     )
     if rows.n <= 4:
-        backward_tile[dtype, log, 128, 1, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 1, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif rows.n <= 8:
-        backward_tile[dtype, log, 128, 2, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 2, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif rows.n <= 16:
-        backward_tile[dtype, log, 128, 4, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 4, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif rows.n <= 32:
-        backward_tile[dtype, log, 128, 8, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 8, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif rows.n <= 64 and not wide and not aligned:
-        backward_tile[dtype, log, 128, 16, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 16, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif rows.n <= 128 and not wide and not aligned:
-        backward_tile[dtype, log, 128, 32, 4, 8, 1](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 32, 4, threads // 128, 1](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 8 and aligned and not wide:
-        backward_tile[dtype, log, 128, 2, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 2, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 16 and not aligned and not wide:
-        backward_tile[dtype, log, 128, 8, 2, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 8, 2, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 16:
-        backward_tile[dtype, log, 128, 4, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 4, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 32:
-        backward_tile[dtype, log, 128, 8, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 8, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 64:
-        backward_tile[dtype, log, 128, 16, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 16, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 128:
-        backward_tile[dtype, log, 128, 32, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 32, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 256:
-        backward_tile[dtype, log, 64, 64, 4, 16](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 64, 64, 4, threads // 64](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 512:
-        backward_tile[dtype, log, 128, 128, 4, 8](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 128, 128, 4, threads // 128](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 1024:
-        backward_tile[dtype, log, 256, 256, 4, 4](dx, y, dy, rows, ctx)
+        backward_tile[dtype, log, 256, 256, 4, threads // 256](
+            dx, y, dy, rows, ctx
+        )
     elif vectors <= 1536:
         backward_tile[dtype, log, 256, 256, 6, 3](dx, y, dy, rows, ctx)
     elif vectors <= 2048:
@@ -112,7 +144,7 @@ def _contiguous[
         comptime if has_clusters:
             if vectors <= PORTABLE_BLOCKS * room:
                 var blocks = min(ceildiv(vectors, 1400), PORTABLE_BLOCKS)
-                backward_tile_cluster[dtype, log, 256, 3, 4](
+                backward_tile_cluster[dtype, log, 256, 3, 3](
                     dx, y, dy, rows, blocks, ctx
                 )
                 return

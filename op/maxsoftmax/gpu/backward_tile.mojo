@@ -19,7 +19,7 @@ from ..gradient import Gradient
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster
-from .part import LINE_BYTES, Part
+from .part import LINE_BYTES, Part, anew
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
 from .team import largest_lane, maximum, team_reduce, total
@@ -47,6 +47,7 @@ def backward_tile_kernel[
     rows: Int64,
     n: Int64,
     share: Int64,
+    zero: UInt32,
 ):
     """Writes the gradient of `rows` rows of `n` contiguous elements.
 
@@ -68,6 +69,7 @@ def backward_tile_kernel[
         rows: How many.
         n: Length of each.
         share: Vectors of a row that a block takes.
+        zero: As for `anew`.
     """
     comptime P = Part[dtype, team, width]
     comptime G = Gradient[log, size_of[dtype]() > 2]
@@ -150,6 +152,10 @@ def backward_tile_kernel[
             comptime for j in range(held):
                 var i = j if j < vectors else last
                 if part.has(i):
+                    comptime if size_of[dtype]() == 2 or log:
+                        # Widened, or with their exponentials, they would be kept in twice the registers.
+                        results[j] = anew(results[j], zero)
+                        gradients[j] = anew(gradients[j], zero)
                     part.store[aligned](
                         i,
                         gradient.of(
@@ -216,6 +222,7 @@ def backward_tile[
         Int64(rows.count()),
         Int64(rows.n),
         Int64(rows.n),
+        UInt32(0),
         grid_dim=ceildiv(rows.count(), block_size // team),
         block_dim=block_size,
     )
@@ -272,6 +279,7 @@ def backward_tile_cluster[
         Int64(rows.count()),
         Int64(rows.n),
         Int64(share),
+        UInt32(0),
         grid_dim=rows.count() * blocks,
         block_dim=block_size,
         shared_mem_bytes=bytes,

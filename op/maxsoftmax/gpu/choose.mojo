@@ -116,6 +116,8 @@ def _contiguous[
         tile[dtype, finish, 256, 256, 6, 4](y, x, rows, ctx)  # 0.98 / 0.98
     elif vectors <= 2048:
         tile[dtype, finish, 256, 256, 8, 4](y, x, rows, ctx)  # 0.97 / 0.98
+    elif finish == Finish.PAIR:
+        grid[dtype, finish](y, x, rows, gpu.sm_count, ctx)
     else:
         comptime if gpu.api == "cuda" and gpu.compute >= 9.0:
             _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, ctx)

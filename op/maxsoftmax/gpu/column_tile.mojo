@@ -5,7 +5,6 @@ with its own maximum and sum. See `column_part` for who takes what.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
@@ -24,7 +23,7 @@ from .column_part import (
     Scratch,
     scratch_bytes,
 )
-from .part import again
+from .part import again, anew
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
 from .team import greater, largest_lane, maximum, total
@@ -431,7 +430,7 @@ def _finished[
         scale: Of the columns.
         factor: 1 / d of the columns, or ln d.
         rest: What the block's exponentials are to be multiplied by to be in the columns' units.
-        zero: As for `_anew`.
+        zero: As for `anew`.
     """
     comptime if finish == Finish.LOGARITHMS:
         return ((kept.cast[DType.float32]() - m) - factor).cast[dtype]()
@@ -440,25 +439,5 @@ def _finished[
         var e = kept * factor.cast[dtype]()
         return e * rest.cast[dtype]() if clustered else e
     else:
-        var e = scale.exp(_anew(kept, zero).cast[DType.float32]())
+        var e = scale.exp(anew(kept, zero).cast[DType.float32]())
         return (e * factor).cast[dtype]()
-
-
-@inline(.always)
-def _anew[
-    dtype: DType, width: SIMDLength, //
-](x: SIMD[dtype, width], zero: UInt32) -> SIMD[dtype, width]:
-    """Returns `x` so that not even the assembler sees that it is, as it does through a move: what is computed of it
-    anew is not kept instead, in twice the registers.
-
-    Args:
-        x: Anything.
-        zero: What nobody but the caller knows to be 0.
-    """
-    comptime words = width * size_of[dtype]() // 4
-    comptime if words > 0:
-        return bitcast[dtype, width](bitcast[DType.uint32, words](x) ^ zero)
-    else:
-        return bitcast[dtype, width](
-            bitcast[DType.uint16, width](x) ^ zero.cast[DType.uint16]()
-        )

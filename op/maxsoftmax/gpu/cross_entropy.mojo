@@ -19,14 +19,16 @@ from ..loss import Class, Loss
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
 from .part import Part
-from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID, plus, tree_reduce
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
 
-comptime UNROLL = 4
-"""Vectors that a thread has under way at a time."""
+comptime ELEMENTS = 16
+"""Elements that a thread has under way at a time."""
+
+comptime ROUNDS = 8
+"""How many times that it takes at most: what it has to know of the row takes as long as one of them."""
 
 
 @__llvm_metadata(
@@ -103,7 +105,7 @@ def losses_kernel[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE)),
-    `nvvm.minctasm`=SIMDLength(4),
+    `nvvm.minctasm`=SIMDLength(3),
 )
 def gradients_kernel[
     dtype: DType, index: DType, smoothing: Float64, team: Int
@@ -124,7 +126,7 @@ def gradients_kernel[
         dtype: Dtype of the logits, of 4 bytes or 2.
         index: Dtype of the targets.
         smoothing: Share of the target that is spread over all classes.
-        team: Threads that share a part, of `UNROLL` vectors each.
+        team: Threads that share a part, of up to `ROUNDS` times `ELEMENTS` each.
 
     Args:
         dx: Gradients; may be the same memory as `x`.
@@ -138,6 +140,7 @@ def gradients_kernel[
         ignored: The class of rows that do not count.
     """
     comptime P = Part[dtype, team]
+    comptime vectors = ELEMENTS // P.width
     comptime exact = size_of[dtype]() > 2
     var thread = Int(thread_idx.x)
     comptime teams = BLOCK_SIZE // team
@@ -154,12 +157,8 @@ def gradients_kernel[
             Int(n),
             thread % team,
             Int(block_idx.y),
-            team * UNROLL,
+            team * vectors * ROUNDS,
         )
-        var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
-        comptime for i in range(UNROLL):
-            if part.has(i):
-                raw[i] = part.load(i)
         var edges = part.load_edges(x, 0)
         var target = Class(
             targets[unsafe_offset=row].cast[DType.int64](), n, ignored
@@ -172,45 +171,66 @@ def gradients_kernel[
         var unit = Scale[exact](pairs[unsafe_offset=2 * row])
         var factor = 1 / (pairs[unsafe_offset=2 * row + 1] * unit.exp(unit.m))
         var even = Float32(smoothing) / Float32(n)
+        var aim = Float32(1 - smoothing)
 
         @inline(.always)
         def gradient[
             width: SIMDLength
-        ](logits: SIMD[DType.float32, width], place: Int64) {imm} -> SIMD[
+        ](logits: SIMD[DType.float32, width], wanted: Float32) {imm} -> SIMD[
             DType.float32, width
         ]:
-            """Returns the gradients of logits from `place` in their row on."""
-            var p = unit.exp(logits) * factor - even
-            var at = target.index - place
-            if at >= 0 and at < Int64(width):
-                comptime for j in range(Int(width)):
-                    if at == Int64(j):
-                        p[j] -= Float32(1 - smoothing)
-            # A row that does not count has no gradient, whatever is in it.
-            return SIMD[DType.float32, width](0) if target.is_ignored else (
-                p * scale
-            )
+            return (unit.exp(logits) * factor - wanted) * scale
 
+        # The target's own gradient is written after those of its vector, by the same thread.
+        comptime round = team * P.width
         var place = Int64(
             (Int(part.source) - Int(x)) // size_of[dtype]() - row * Int(n)
         )
+        var ahead = target.index - place
+        var has_target = (
+            target.is_class
+            and ahead >= 0
+            and ahead % Int64(round) < Int64(P.width)
+            and ahead < Int64(ROUNDS * vectors * round)
+            and part.has(Int(ahead) // round)
+        )
+        var logit = Float32(0)
+        if has_target:
+            logit = x[unsafe_offset=row * Int(n) + Int(target.index)].cast[
+                DType.float32
+            ]()
+
         comptime for aligned in [True, False]:
             if part.aligned == aligned:
-                comptime for i in range(UNROLL):
-                    if part.has(i):
-                        part.store[aligned](
-                            i,
-                            gradient(
-                                raw[i].cast[DType.float32](),
-                                place + Int64(P.place(i)),
-                            ).cast[dtype](),
-                        )
-        var results = edges
-        comptime for i in range(2):
-            results[i] = gradient(
-                SIMD[DType.float32, 1](edges[i]),
-                part.edges[i] - Int64(row) * n,
-            )[0]
+                for i in range(0, part.rounds() + 1, vectors):
+                    var raw = Array[P.Raw, vectors](fill=P.Raw(0))
+                    comptime for j in range(vectors):
+                        if part.has(i + j):
+                            raw[j] = part.load(i + j)
+                    comptime for j in range(vectors):
+                        if part.has(i + j):
+                            # A row that does not count has no gradient, whatever is in it.
+                            if target.is_ignored:
+                                part.store[aligned](i + j, P.Raw(0))
+                            else:
+                                part.store[aligned](
+                                    i + j,
+                                    gradient(
+                                        raw[j].cast[DType.float32](), even
+                                    ).cast[dtype](),
+                                )
+        if has_target:
+            dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient(
+                SIMD[DType.float32, 1](logit), even + aim
+            )[0].cast[dtype]()
+        var results = P.Edges(0)
+        if not target.is_ignored:
+            comptime for i in range(2):
+                var is_target = part.edges[i] == Int64(row) * n + target.index
+                results[i] = gradient(
+                    SIMD[DType.float32, 1](edges[i]),
+                    even + aim if is_target else even,
+                )[0]
         part.store_edges(dx, results)
 
 
@@ -431,11 +451,10 @@ def gradients[
         _ = memory^
 
     comptime if contiguous and dtype != DType.float64:
-        comptime width = VECTOR_BYTES // size_of[dtype]()
 
         @inline(.always)
         def launch[team: Int]() raises {imm}:
-            var parts = max(1, ceildiv(rows.n, width * team * UNROLL))
+            var parts = max(1, ceildiv(rows.n, team * ELEMENTS * ROUNDS))
             ctx.enqueue_function[
                 gradients_kernel[dtype, index, smoothing, team]
             ](
@@ -456,11 +475,13 @@ def gradients[
                 block_dim=BLOCK_SIZE,
             )
 
-        # An edge of an unaligned row needs a lane an element.
-        if rows.n <= 16 * width:
+        # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.
+        if rows.n <= 8 * ELEMENTS * ROUNDS // 2:
             launch[8]()
-        elif rows.n <= 128 * width:
+        elif rows.n <= 32 * ELEMENTS * ROUNDS // 2:
             launch[32]()
+        elif rows.n <= 128 * ELEMENTS * ROUNDS // 2:
+            launch[128]()
         else:
             launch[BLOCK_SIZE]()
     else:

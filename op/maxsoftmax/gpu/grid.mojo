@@ -25,18 +25,13 @@ from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Pair
 from .part import Part
+from .quick_pairs import BLOCK_SIZE, Pairs, quick_pairs_kernel
 from .team import greater, largest_lane, maximum, team_reduce, total
 from .tile import write_pair
 from .tree_reduction import MAX_GRID, Shared
 
-comptime BLOCK_SIZE = 256
-"""Threads a block."""
-
 comptime UNROLL = 4
 """Vectors that a thread has under way at a time."""
-
-comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
-"""Where pairs wait between the launches."""
 
 
 @__llvm_metadata(
@@ -53,7 +48,19 @@ def pairs_kernel[
     blocks: Int64,
     share: Int64,
 ):
-    """First launch: the pair of each block's part of each of its rows."""
+    """First launch: the pair of each block's part of each of its rows.
+
+    Parameters:
+        dtype: Dtype of the logits, of 4 bytes or 2.
+
+    Args:
+        pairs: Where the pairs go.
+        x: Logits.
+        rows: How many.
+        n: Length of each.
+        blocks: Blocks that share a row.
+        share: Vectors of a row that a block takes.
+    """
     comptime P = Part[dtype, BLOCK_SIZE]
     comptime S = Scale[size_of[dtype]() > 2]
     var scratch = _scratch()
@@ -216,7 +223,10 @@ def grid[
         .unsafe_origin_cast[MutUntrackedOrigin]()
         .unsafe_bitcast[Pair[]]()
     )
-    ctx.enqueue_function[pairs_kernel[dtype]](
+    comptime first = quick_pairs_kernel[
+        dtype
+    ] if finish == Finish.PAIR else pairs_kernel[dtype]
+    ctx.enqueue_function[first](
         pairs,
         x,
         Int64(rows.count()),

@@ -191,3 +191,23 @@ def again[
         return bitcast[dtype, width](bits)
     else:
         return x
+
+
+@inline(.always)
+def anew[
+    dtype: DType, width: SIMDLength, //
+](x: SIMD[dtype, width], zero: UInt32) -> SIMD[dtype, width]:
+    """Returns `x` so that not even the assembler sees that it is, as it does through a move: what is computed of it
+    anew is not kept instead, in twice the registers.
+
+    Args:
+        x: Anything.
+        zero: What nobody but the caller knows to be 0.
+    """
+    comptime words = width * size_of[dtype]() // 4
+    comptime if words > 0:
+        return bitcast[dtype, width](bitcast[DType.uint32, words](x) ^ zero)
+    else:
+        return bitcast[dtype, width](
+            bitcast[DType.uint16, width](x) ^ zero.cast[DType.uint16]()
+        )
