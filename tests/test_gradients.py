@@ -1,0 +1,323 @@
+"""The relatives of softmax and their gradients, against float64 NumPy and SciPy."""
+
+import warnings
+
+import maxsoftmax
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special
+from contract import DTYPES, logits
+from max.driver import Buffer
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
+from maxsoftmax import runtime
+
+TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+"""Relative, and absolute in terms of the largest value."""
+
+
+def close(actual, expected, scale=1.0):
+    """Asserts equality up to the rounding of the dtype, special values included."""
+    actual = np.asarray(actual)
+    tolerance = TOLERANCE[actual.dtype.name]
+    np.testing.assert_allclose(
+        actual.astype(np.float64), np.asarray(expected), rtol=tolerance, atol=tolerance * scale, equal_nan=True
+    )
+
+
+def wide(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def backward(y, dy, axis, log):
+    y, dy = wide(y), wide(dy)
+    if log:
+        return dy - np.exp(y) * dy.sum(axis, keepdims=True)
+    return y * (dy - (y * dy).sum(axis, keepdims=True))
+
+
+def losses(x, target, ignored, smoothing):
+    """Returns the loss of each row of (rows, n), and its gradient."""
+    log_p = scipy.special.log_softmax(wide(x), axis=1)
+    n = x.shape[1]
+    valid = target != ignored
+    wanted = np.full(log_p.shape, smoothing / n)
+    wanted[np.arange(len(target)), np.where(valid, target, 0)] += 1 - smoothing
+    with np.errstate(invalid="ignore"):
+        loss = np.where(valid, -np.where(wanted > 0, wanted * log_p, 0).sum(1), 0)
+    gradient = (np.exp(log_p) - wanted) * valid[:, None]
+    return loss, gradient
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 1000), (5, 33, 4), (2, 20_000), (2, 3, 70_001)])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_log_softmax(device, dtype, shape, axis):
+    x = logits(shape, dtype)
+    y = maxsoftmax.log_softmax(x, axis, device=device)
+    assert y.dtype == x.dtype
+    close(y, scipy.special.log_softmax(wide(x), axis=axis))
+
+
+def test_log_softmax_of_special_values(device):
+    inf, nan = np.inf, np.nan
+    x = np.array([[-inf, 0, 1], [nan, 0, 1], [inf, 0, 1], [-inf] * 3, [3e38, -3e38, 0]], np.float32)
+    y = maxsoftmax.log_softmax(x, device=device)
+    for i in (0, 4):
+        close(y[i], scipy.special.log_softmax(wide(x[i])))
+    assert np.isnan(y[1:4]).all()
+
+
+def test_a_peak_leaves_its_logarithm_exact(device):
+    x = np.array([[0.0, -1e4, -2e4], [50.0, 0.0, -50.0]], np.float32)
+    np.testing.assert_array_equal(maxsoftmax.log_softmax(x, device=device), x - x[:, :1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (4, 257), (3, 20_000), (5, 33, 4)])
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("log", [False, True])
+def test_backward(device, dtype, shape, axis, log):
+    x = logits(shape, dtype)
+    dy = logits(shape, dtype, scale=1, seed=1)
+    forward = scipy.special.log_softmax if log else scipy.special.softmax
+    y = forward(wide(x), axis=axis).astype(dtype)
+    function = maxsoftmax.log_softmax_backward if log else maxsoftmax.softmax_backward
+    dx = function(y, dy, axis, device=device)
+    assert dx.dtype == x.dtype
+    expected = backward(y, dy, axis, log)
+    close(dx, expected, scale=max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_backward_is_the_derivative(device, log):
+    """By central differences in float64."""
+    x, dy = logits((3, 6), np.float64), logits((3, 6), np.float64, scale=1, seed=1)
+    forward = maxsoftmax.log_softmax if log else maxsoftmax.softmax
+    function = maxsoftmax.log_softmax_backward if log else maxsoftmax.softmax_backward
+    dx = function(forward(x, device=device), dy, device=device)
+    step = 1e-6
+    for at in np.ndindex(x.shape):
+        shift = np.zeros_like(x)
+        shift[at] = step
+        change = forward(x + shift, device=device) - forward(x - shift, device=device)
+        np.testing.assert_allclose(dx[at], (change * dy).sum() / (2 * step), atol=1e-8)
+
+
+@pytest.mark.parametrize("axis", [(0, 2), None, (1, 2)])
+def test_several_axes(device, axis):
+    x, dy = logits((3, 4, 5)), logits((3, 4, 5), scale=1, seed=1)
+    y = maxsoftmax.log_softmax(x, axis, device=device)
+    close(y, scipy.special.log_softmax(wide(x), axis=axis))
+    kept = tuple(range(3)) if axis is None else axis
+    close(maxsoftmax.log_softmax_backward(y, dy, axis, device=device), backward(y, dy, kept, True), scale=4)
+    close(maxsoftmax.logsumexp(x, axis, device=device), scipy.special.logsumexp(wide(x), axis=axis), scale=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7,), (3, 1000), (5, 33, 4), (2, 40_000), (3, 0), (0, 3)])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_logsumexp(device, dtype, shape, axis):
+    x = logits(shape, dtype)
+    y = maxsoftmax.logsumexp(x, axis, device=device)
+    assert y.dtype == x.dtype
+    with np.errstate(divide="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        largest = wide(x).max(axis, keepdims=True, initial=-np.inf)
+        finite = np.where(np.isfinite(largest), largest, 0)
+        expected = np.log(np.exp(wide(x) - finite).sum(axis)) + finite.squeeze(axis)
+    close(y, expected, scale=4)
+
+
+def test_logsumexp_of_special_values(device):
+    inf, nan = np.inf, np.nan
+    x = np.array([[-inf, 0, 1], [nan, 0, 1], [inf, 0, 1], [-inf] * 3, [inf, -inf, nan]], np.float32)
+    y = maxsoftmax.logsumexp(x, device=device)
+    close(y, [np.log(1 + np.e), nan, inf, -inf, nan])
+
+
+def test_pairs_of_shards_merge(device):
+    x = logits((5, 3000))
+    (m1, d1), (m2, d2) = (maxsoftmax.max_sum(part, device=device) for part in (x[:, :1234], x[:, 1234:]))
+    m, d = maxsoftmax.max_sum(x, device=device)
+    np.testing.assert_array_equal(m, x.max(axis=1))
+    close(d1 * np.exp(m1 - m) + d2 * np.exp(m2 - m), wide(d))
+    close(d, np.exp(wide(x) - wide(x).max(1, keepdims=True)).sum(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("n", [1, 10, 20_001])
+def test_cross_entropy(device, dtype, smoothing, n):
+    x = logits((6, n), dtype)
+    target = np.array([0, n - 1, -100, n // 2, 0, n - 1])
+    expected, gradient = losses(x, target, -100, smoothing)
+    reduced = {"none": expected, "sum": expected.sum(), "mean": expected.sum() / 5}
+    for reduction, want in reduced.items():
+        loss = maxsoftmax.cross_entropy(x, target, label_smoothing=smoothing, reduction=reduction, device=device)
+        assert loss.dtype == x.dtype
+        close(loss, want, scale=4)
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, label_smoothing=smoothing, device=device)
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, label_smoothing=smoothing, device=device)
+    assert dx.dtype == x.dtype
+    close(dx, gradient / 5, scale=1 / n)
+
+
+def test_cross_entropy_of_each_row_has_a_gradient_of_each(device):
+    x, target = logits((4, 50)), np.array([3, -100, 49, 0], np.int32)
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, reduction="none", device=device)
+    dloss = np.array([1.0, 2.0, -3.0, 0.5], np.float32)
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, dloss, reduction="none", device=device)
+    expected, gradient = losses(x, target, -100, 0)
+    close(loss, expected, scale=4)
+    close(dx, gradient * dloss[:, None])
+
+
+def test_cross_entropy_of_images_has_its_classes_along_axis_1(device):
+    x = logits((2, 7, 3, 4))
+    target = np.random.default_rng(0).integers(0, 7, (2, 3, 4))
+    rows = x.transpose(0, 2, 3, 1).reshape(-1, 7)
+    expected, gradient = losses(rows, target.reshape(-1), -100, 0)
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    close(loss, expected.mean(), scale=4)
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, np.float32(2), device=device)
+    close(dx.transpose(0, 2, 3, 1).reshape(-1, 7), gradient * 2 / 24)
+
+
+def test_cross_entropy_of_one_row(device):
+    x = logits((9,))
+    close(maxsoftmax.cross_entropy(x, np.int64(4), device=device), losses(x[None], np.array([4]), -100, 0)[0][0])
+
+
+def test_without_a_row_that_counts_the_mean_is_nan(device):
+    x, target = logits((3, 5)), np.full(3, -100)
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    assert np.isnan(loss)
+    np.testing.assert_array_equal(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), np.zeros((3, 5)))
+    assert maxsoftmax.cross_entropy(x, target, reduction="sum", device=device) == 0
+
+
+def test_an_ignored_row_does_not_count_whatever_is_in_it(device):
+    x = logits((3, 5))
+    x[1] = np.nan
+    target = np.array([1, -100, 2])
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    close(loss, losses(x[::2], target[::2], -100, 0)[0].mean())
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, device=device)
+    np.testing.assert_array_equal(dx[1], np.zeros(5))
+    assert np.isfinite(dx).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"target": np.array([0, 5, 1])}, ValueError, r"target\[1\] is 5, which is neither a class from 0 to 4 nor"),
+        ({"target": np.array([0, -1, 1])}, ValueError, r"target\[1\] is -1, which is neither"),
+        ({"target": np.zeros(2, np.int64)}, ValueError, r"target has shape \(2,\), but x of \(3, 5\) needs \(3,\)"),
+        ({"target": np.zeros(3)}, TypeError, "target has dtype float64, but classes are int32 or int64"),
+        ({"target": np.zeros(3, np.int16)}, TypeError, "target has dtype int16, but classes are int32 or int64"),
+        ({"x": np.float32(1)}, ValueError, "x has rank 0"),
+        ({"label_smoothing": 1.5}, ValueError, "label_smoothing 1.5 is not from 0 to 1"),
+        ({"label_smoothing": "x"}, TypeError, "label_smoothing must be a number from 0 to 1, not 'x'"),
+        ({"ignore_index": 1.5}, TypeError, "ignore_index must be an integer, not 1.5"),
+        ({"ignore_index": 1 << 70}, ValueError, "ignore_index 1180591620717411303424 has more than 64 bits"),
+        ({"reduction": "max"}, ValueError, "reduction 'max' does not exist: choose from 'mean', 'sum', 'none'"),
+        ({"reduction": 3}, TypeError, "reduction must be a string, not 3"),
+    ],
+)
+def test_a_bad_loss_is_refused_in_a_sentence(monkeypatch, wrong, error, words):
+    monkeypatch.setattr(runtime, "model", None)
+    arguments = {"x": logits((3, 5)), "target": np.zeros(3, np.int64), **wrong}
+    with pytest.raises(error, match=words):
+        maxsoftmax.cross_entropy(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((logits((3, 5)), logits((3, 4))), ValueError, r"dy has shape \(3, 4\), but that of y is \(3, 5\)"),
+        ((logits((3, 5)), logits((3, 5), np.float64)), TypeError, "dy has dtype float64, but that of y is float32"),
+        ((logits((3, 5)), logits((3, 5)), 2), ValueError, "axis 2 is out of bounds for x of rank 2"),
+        (("abc", logits((3, 5))), TypeError, "y has dtype <U3"),
+    ],
+)
+def test_a_bad_gradient_is_refused_in_a_sentence(monkeypatch, arguments, error, words):
+    monkeypatch.setattr(runtime, "model", None)
+    with pytest.raises(error, match=words):
+        maxsoftmax.softmax_backward(*arguments)
+
+
+@pytest.mark.gpu
+def test_a_target_that_is_no_class_is_nan_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 50257, device="cuda")
+    target = torch.tensor([5, 1 << 40, -3], device="cuda")
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, reduction="none")
+    assert torch.isnan(loss).tolist() == [False, True, True]
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, reduction="none", dloss=torch.ones_like(loss))
+    assert torch.isnan(dx).any(dim=1).tolist() == [False, True, True]
+
+
+def test_gradients_in_a_graph(device):
+    """A step of training: the loss, its gradient, and that of a matrix before it, with symbolic dims."""
+    place = DeviceRef.from_device(runtime.device(device))
+    types = [
+        TensorType(DType.float32, ("rows", 8), place),
+        TensorType(DType.float32, (8, "classes"), place),
+        TensorType(DType.int64, ("rows",), place),
+    ]
+    ops = maxsoftmax.ops
+    with Graph("step", input_types=types) as graph:
+        x, weights, target = (value.tensor for value in graph.inputs)
+        scores = x @ weights
+        loss, pairs = ops.cross_entropy_forward(scores, target)
+        dscores = ops.cross_entropy_backward(scores, target, pairs)
+        y = ops.softmax(scores)
+        log_y = ops.log_softmax(scores)
+        graph.output(
+            loss,
+            x.transpose(0, 1) @ dscores,
+            ops.softmax_backward(y, dscores),
+            ops.log_softmax_backward(log_y, dscores),
+            ops.logsumexp(scores, axis=0),
+        )
+    model = InferenceSession(devices=[runtime.device(device)]).load(graph)
+    x, weights, target = logits((20, 8), scale=1), logits((8, 5), scale=1, seed=1), np.arange(20) % 5
+    inputs = [Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, weights, target)]
+    loss, dweights, dx, dlog_x, sums = (result.to_numpy() for result in model.execute(*inputs))
+    scores = wide(x) @ wide(weights)
+    expected, gradient = losses(scores, target, -100, 0)
+    gradient /= 20
+    close(loss, expected.mean())
+    close(dweights, wide(x).T @ gradient)
+    close(dx, backward(scipy.special.softmax(scores, axis=1), gradient, 1, False))
+    close(dlog_x, backward(scipy.special.log_softmax(scores, axis=1), gradient, 1, True))
+    close(sums, scipy.special.logsumexp(scores, axis=0), scale=4)
+
+
+def test_a_graph_refuses_what_does_not_fit():
+    place = DeviceRef.CPU()
+    types = [TensorType(DType.float32, ("a", "b"), place), TensorType(DType.int64, ("b",), place)]
+    with Graph("bad", input_types=types):
+        x, target = (value.tensor for value in Graph.current.inputs)
+        with pytest.raises(ValueError, match=r"target has shape \(b,\), but x of \(a, b\) needs \(a,\)"):
+            maxsoftmax.ops.cross_entropy(x, target)
+        with pytest.raises(TypeError, match="target has dtype float32, but classes are int32 or int64"):
+            maxsoftmax.ops.cross_entropy(x, x)
+        with pytest.raises(ValueError, match=r"dy has shape \(b, a\), but here it needs \(a, b\)"):
+            maxsoftmax.ops.softmax_backward(x, x.transpose(0, 1))
+
+
+@pytest.mark.parametrize("kind", ["torch", "buffer", "bfloat16"])
+def test_the_kind_of_array_stays(kind):
+    x = logits((4, 6))
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        assert isinstance(maxsoftmax.log_softmax(torch.tensor(x)), torch.Tensor)
+        assert maxsoftmax.cross_entropy(torch.tensor(x), torch.tensor([0, 1, 2, 3])).shape == ()
+    elif kind == "buffer":
+        assert isinstance(maxsoftmax.log_softmax(Buffer.from_numpy(x)), Buffer)
+    else:
+        assert maxsoftmax.log_softmax(x.astype(ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
