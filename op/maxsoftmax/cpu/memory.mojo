@@ -2,11 +2,51 @@
 
 from std.math import iota
 from std.memory import bitcast
+from std.sys import PrefetchOptions, prefetch, size_of
 from std.sys.intrinsics import masked_load, masked_store
 from std.utils.numerics import neg_inf
 
 from ..online import accumulator
 from ..rows import Source, Target
+
+comptime LINE = 64
+"""Bytes that memory is fetched by."""
+
+comptime READ_AHEAD = 16384
+"""Bytes by which reading is announced ahead: enough for what is in between two passes over memory to be computed while
+the memory is under way. 8192×1024 float32 in 3.3 ms, unannounced 4.5."""
+
+comptime WRITE_AHEAD = 4096
+"""The same for writing, which has to fetch what it overwrites."""
+
+
+@inline(.always)
+def fetch[dtype: DType, //, count: Int](x: Source[dtype]):
+    """Announces that what is `READ_AHEAD` bytes behind the `count` elements at `x` will be read; it need not exist.
+    """
+    comptime for byte in range(0, count * size_of[dtype](), LINE):
+        prefetch[PrefetchOptions().for_read().medium_locality()](
+            x.unsafe_bitcast[UInt8]().unsafe_offset(READ_AHEAD + byte)
+        )
+
+
+@inline(.always)
+def fetch_to_write[dtype: DType, //, count: Int](y: Target[dtype]):
+    """Announces that what is `WRITE_AHEAD` bytes behind the `count` elements at `y` will be written; it need not exist.
+    """
+    comptime for byte in range(0, count * size_of[dtype](), LINE):
+        prefetch[PrefetchOptions().for_write().medium_locality()](
+            y.unsafe_bitcast[UInt8]().unsafe_offset(WRITE_AHEAD + byte)
+        )
+
+
+@inline(.always)
+def larger[
+    dtype: DType, width: SIMDLength, //
+](x: SIMD[dtype, width], m: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Returns the larger of `x` and `m`, or `m` where `x` is NaN: one instruction, where `max` is three.
+    """
+    return x.gt(m).select(x, m)
 
 
 @inline(.always)

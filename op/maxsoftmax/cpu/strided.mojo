@@ -6,7 +6,10 @@ from std.sys import size_of
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import load, store
-from .schedule import UNROLL, Bundles
+from .schedule import Bundles, Pairs
+
+comptime UNROLL = 8
+"""Elements of each row between two rescalings of d."""
 
 
 @fieldwise_init
@@ -20,7 +23,7 @@ struct StridedRows[dtype: DType](Bundles):
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime lanes = 64 // size_of[Self.accum]()
+    comptime lanes: SIMDLength = 64 // size_of[Self.accum]()
 
     var y: Target[Self.dtype]
     var x: Source[Self.dtype]
@@ -31,6 +34,9 @@ struct StridedRows[dtype: DType](Bundles):
 
     def length(self) -> Int:
         return self.rows.n
+
+    def pairs(self) -> Int:
+        return 1
 
     @inline(.always)
     def _place(self, bundle: Int) -> Tuple[Int, Int]:
@@ -44,8 +50,12 @@ struct StridedRows[dtype: DType](Bundles):
         )
 
     def reduce(
-        self, bundle: Int, start: Int, end: Int
-    ) -> MaxSum[Self.accum, Self.lanes]:
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+    ):
         comptime Vector = SIMD[Self.accum, Self.lanes]
         var offset, count = self._place(bundle)
         var x = self.x.unsafe_offset(offset)
@@ -68,19 +78,20 @@ struct StridedRows[dtype: DType](Bundles):
                 )
             )
             i += 1
-        return pair
+        part[] = pair
 
     def write(
         self,
         bundle: Int,
         start: Int,
         end: Int,
-        total: MaxSum[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, Self.lanes],
+        total: Pairs[Self.accum, Self.lanes],
     ):
         var offset, count = self._place(bundle)
         var x = self.x.unsafe_offset(offset)
         var y = self.y.unsafe_offset(offset)
-        var rows = total.normalizer()
+        var rows = total[].normalizer()
         for i in range(start, end):
             store(
                 y.unsafe_offset(i * self.rows.inner),
