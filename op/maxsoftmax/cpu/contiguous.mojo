@@ -15,6 +15,13 @@ comptime VECTORS = 4
 before it, and a core looks ahead no further than a few exponentials. 17.0 us for 16384 elements in the cache, one vector
 at a time 20.4."""
 
+comptime READ_AHEAD = 16384
+"""Bytes by which reads are announced ahead: while one span is computed, memory delivers the next. 8192×1024 float32 in
+3.4 ms, unannounced 4.5."""
+
+comptime WRITE_AHEAD = 4096
+"""The same for writes."""
+
 comptime KEPT = 1 << 19
 """Bytes of a row up to which its exponentials are stored and read again, and not computed again: they have to stay in a
 core's second cache. One row in the cache, 50240 float32: 21 us, computed again 32."""
@@ -35,6 +42,8 @@ struct ContiguousRows[dtype: DType](Bundles):
     comptime lanes: SIMDLength = 1
     comptime width = simd_width_of[Self.accum]()
     comptime step = VECTORS * Self.width
+    comptime read_ahead = READ_AHEAD // size_of[Self.dtype]()
+    comptime write_ahead = WRITE_AHEAD // size_of[Self.dtype]()
     comptime Vector = SIMD[Self.accum, Self.width]
 
     var y: Target[Self.dtype]
@@ -121,10 +130,10 @@ struct ContiguousRows[dtype: DType](Bundles):
         var i = 0
         while i + Self.step <= count:
             var e_x = unit.exp(load[Self.step](x.unsafe_offset(i), Self.step))
-            fetch[Self.step](x.unsafe_offset(i))
+            fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
             comptime if keeps:
                 store(y.unsafe_offset(i), e_x, Self.step)
-                fetch_to_write[Self.step](y.unsafe_offset(i))
+                fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
             d.add(_by_halves[Self.width](e_x))
             i += Self.step
         while i < count:
@@ -159,8 +168,8 @@ struct ContiguousRows[dtype: DType](Bundles):
         var i = 0
         while i + Self.step <= count:
             comptime if not kept:
-                fetch[Self.step](x.unsafe_offset(i))
-                fetch_to_write[Self.step](y.unsafe_offset(i))
+                fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
+                fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
             store(y.unsafe_offset(i), probability[Self.step](i), Self.step)
             i += Self.step
         while i < count:

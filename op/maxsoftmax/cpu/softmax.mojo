@@ -1,5 +1,6 @@
 """Softmax on the CPU: chooses how the rows of an axis are walked."""
 
+from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..rows import Rows, Source, Target
@@ -31,4 +32,4 @@ def softmax[
     elif contiguous:
         run(ContiguousRows(y, x, rows), ctx)
     else:
-        run(StridedRows(y, x, rows), ctx)
+        run(StridedRows(y, x, rows, parallelism_level()), ctx)
