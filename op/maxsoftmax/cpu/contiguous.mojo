@@ -6,25 +6,33 @@ from std.utils.numerics import neg_inf
 from ..exponential import Unit
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Source, Target
-from .memory import fetch, fetch_to_write, larger, load, store
+from .lanes import collapse, fold_max, fold_sum, larger
+from .memory import (
+    fetch,
+    fetch_to_write,
+    load,
+    load_plain,
+    store,
+    store_plain,
+)
 from .portion import Portion
-from .schedule import Bundles, Pairs
+from .schedule import Bundles, Pairs, Room
 
 comptime VECTORS = 4
 """Vectors that are under way at a time, written as one so that their instructions take turns: each waits for the one
-before it, and a core looks ahead no further than a few exponentials. 17.0 us for 16384 elements in the cache, one vector
-at a time 20.4."""
+before it, and a core looks ahead no further than a few exponentials. 16384 float32 in the cache take 7.2 us, two vectors
+at a time 8.2, one 11.0."""
 
 comptime READ_AHEAD = 16384
 """Bytes by which reads are announced ahead: while one span is computed, memory delivers the next. 8192×1024 float32 in
-3.4 ms, unannounced 4.5."""
+3.3 ms, unannounced 4.5."""
 
 comptime WRITE_AHEAD = 4096
 """The same for writes."""
 
 comptime KEPT = 1 << 19
-"""Bytes of a row up to which its exponentials are stored and read again, and not computed again: they have to stay in a
-core's second cache. One row in the cache, 50240 float32: 21 us, computed again 32."""
+"""Bytes of a row's exponentials up to which they are stored and read again, and not computed again: they have to stay in
+a core's second cache. One row in the cache, 50240 float32: 21 us, computed again 32."""
 
 
 @fieldwise_init
@@ -32,7 +40,8 @@ struct ContiguousRows[dtype: DType](Bundles):
     """Rows whose elements are neighbours in memory, one row a bundle.
 
     A span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that maximum.
-    These wait in `y` for the sum of the whole row, if they fit there.
+    These wait for the sum of the whole row in `y` if they are no wider, or else in the core's own memory, or if there is
+    none are computed again.
 
     Parameters:
         dtype: Dtype of the tensors.
@@ -59,20 +68,28 @@ struct ContiguousRows[dtype: DType](Bundles):
     def pairs(self) -> Int:
         return 1
 
+    def room(self) -> Int:
+        comptime if Self.dtype == Self.accum:
+            return 0
+        return self.rows.n if self._stays() else 0
+
     def reduce(
         self,
         bundle: Int,
         start: Int,
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var at = bundle * self.rows.n + start
         var m = self._max(at, end - start)
+        var unit = Unit(m)
+        var kept = self._kept(at, start, room)
         var d: Sum[Self.accum, 1]
-        if self._keeps():
-            d = self._sum[True](at, end - start, Unit(m))
+        if kept:
+            d = self._sum[True](at, end - start, unit, kept)
         else:
-            d = self._sum[False](at, end - start, Unit(m))
+            d = self._sum[False](at, end - start, unit, None)
         part[] = rebind[MaxSum[Self.accum, Self.lanes]](MaxSum(m, d))
 
     def write(
@@ -82,23 +99,38 @@ struct ContiguousRows[dtype: DType](Bundles):
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
         total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var at = bundle * self.rows.n + start
         var portion = Portion(
             rebind[MaxSum[Self.accum, 1]](part[]),
             rebind[MaxSum[Self.accum, 1]](total[]),
         )
-        if self._keeps():
-            self._write[True](at, end - start, portion)
+        var kept = self._kept(at, start, room)
+        if kept:
+            self._write[True](at, end - start, portion, kept)
         else:
-            self._write[False](at, end - start, portion)
+            self._write[False](at, end - start, portion, None)
 
     @inline(.always)
-    def _keeps(self) -> Bool:
-        """Returns whether `y` holds the exponentials between the passes."""
-        comptime if Self.dtype != Self.accum:
-            return False
-        return self.rows.n * size_of[Self.dtype]() <= KEPT
+    def _stays(self) -> Bool:
+        """Returns whether the exponentials of a row stay in a core's cache."""
+        return self.rows.n * size_of[Self.accum]() <= KEPT
+
+    @inline(.always)
+    def _kept(
+        self, at: Int, start: Int, room: Room[Self.accum]
+    ) -> Room[Self.accum]:
+        """Returns where the exponentials of the logits from `at` on, elements from `start` on of their row, wait between
+        the passes, if anywhere.
+        """
+        if not self._stays():
+            return None
+        comptime if Self.dtype == Self.accum:
+            return self.y.unsafe_offset(at).unsafe_bitcast[Scalar[Self.accum]]()
+        if room:
+            return room.value().unsafe_offset(start)
+        return None
 
     @inline(.always)
     def _max(self, at: Int, count: Int) -> Scalar[Self.accum]:
@@ -110,19 +142,23 @@ struct ContiguousRows[dtype: DType](Bundles):
         while i + Self.step <= count:
             m = larger(load[Self.step](x.unsafe_offset(i), Self.step), m)
             i += Self.step
-        var rest = Self.Vector(neg_inf[Self.accum]())
+        var rest = fold_max[Self.width](m)
         while i < count:
             rest = larger(load[Self.width](x.unsafe_offset(i), count - i), rest)
             i += Self.width
-        return max(m.reduce_max(), rest.reduce_max())
+        return fold_max[1](rest)
 
     @inline(.always)
     def _sum[
         keeps: Bool
-    ](self, at: Int, count: Int, unit: Unit[Self.accum, 1]) -> Sum[
-        Self.accum, 1
-    ]:
-        """Returns the sum of e^x over `count` logits from `at` on, and writes the exponentials to `y` if they are kept.
+    ](
+        self,
+        at: Int,
+        count: Int,
+        unit: Unit[Self.accum, 1],
+        kept: Room[Self.accum],
+    ) -> Sum[Self.accum, 1]:
+        """Returns the sum of e^x over `count` logits from `at` on, and writes the exponentials to where they are kept.
         """
         var x = self.x.unsafe_offset(at)
         var y = self.y.unsafe_offset(at)
@@ -132,22 +168,28 @@ struct ContiguousRows[dtype: DType](Bundles):
             var e_x = unit.exp(load[Self.step](x.unsafe_offset(i), Self.step))
             fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
             comptime if keeps:
-                store(y.unsafe_offset(i), e_x, Self.step)
+                store_plain(kept.value().unsafe_offset(i), e_x, Self.step)
                 fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
-            d.add(_by_halves[Self.width](e_x))
+            d.add(fold_sum[Self.width](e_x))
             i += Self.step
         while i < count:
             var e_x = unit.exp(load[Self.width](x.unsafe_offset(i), count - i))
             comptime if keeps:
-                store(y.unsafe_offset(i), e_x, count - i)
+                store_plain(kept.value().unsafe_offset(i), e_x, count - i)
             d.add(e_x)
             i += Self.width
-        return d.collapse()
+        return collapse(d)
 
     @inline(.always)
     def _write[
-        kept: Bool
-    ](self, at: Int, count: Int, portion: Portion[Self.accum]):
+        keeps: Bool
+    ](
+        self,
+        at: Int,
+        count: Int,
+        portion: Portion[Self.accum],
+        kept: Room[Self.accum],
+    ):
         """Writes `count` probabilities from `at` on."""
         var x = self.x.unsafe_offset(at)
         var y = self.y.unsafe_offset(at)
@@ -156,9 +198,9 @@ struct ContiguousRows[dtype: DType](Bundles):
         def probability[
             lanes: SIMDLength
         ](i: Int) {imm} -> SIMD[Self.accum, lanes]:
-            comptime if kept:
+            comptime if keeps:
                 return portion.probability(
-                    load[lanes](y.unsafe_offset(i), count - i)
+                    load_plain[lanes](kept.value().unsafe_offset(i), count - i)
                 )
             else:
                 return portion.probability(
@@ -167,7 +209,7 @@ struct ContiguousRows[dtype: DType](Bundles):
 
         var i = 0
         while i + Self.step <= count:
-            comptime if not kept:
+            comptime if not keeps:
                 fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
                 fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
             store(y.unsafe_offset(i), probability[Self.step](i), Self.step)
@@ -175,18 +217,3 @@ struct ContiguousRows[dtype: DType](Bundles):
         while i < count:
             store(y.unsafe_offset(i), probability[Self.width](i), count - i)
             i += Self.width
-
-
-@inline(.always)
-def _by_halves[
-    dtype: DType, lanes: SIMDLength, //, width: SIMDLength
-](terms: SIMD[dtype, lanes]) -> SIMD[dtype, width]:
-    """Returns the sum of the vectors that `terms` consists of: four of them round twice, which the accuracy can bear.
-    """
-    comptime if lanes == width:
-        return rebind[SIMD[dtype, width]](terms)
-    else:
-        comptime half = lanes // 2
-        return _by_halves[width](
-            terms.slice[half]() + terms.slice[half, offset=half]()
-        )

@@ -34,15 +34,6 @@ def fetch_to_write[dtype: DType, //, count: Int](y: Target[dtype]):
 
 
 @inline(.always)
-def larger[
-    dtype: DType, width: SIMDLength, //
-](x: SIMD[dtype, width], m: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns the larger of `x` and `m`, or `m` where `x` is NaN: one instruction, where `max` is three.
-    """
-    return x.gt(m).select(x, m)
-
-
-@inline(.always)
 def load[
     dtype: DType, //, width: SIMDLength
 ](x: Source[dtype], count: Int) -> SIMD[accumulator[dtype](), width]:
@@ -61,14 +52,14 @@ def load[
     """
     comptime if dtype == DType.bfloat16:
         # LLVM takes vectors of bfloat16 apart where the hardware has none, so they travel as the integers they are.
-        var bits = _load[width](
+        var bits = load_plain[width](
             x.unsafe_bitcast[UInt16](),
             count,
             bitcast[DType.uint16](neg_inf[DType.bfloat16]()),
         )
         return bitcast[accumulator[dtype]()](bits.cast[DType.uint32]() << 16)
     else:
-        return _load[width](x, count, neg_inf[dtype]()).cast[
+        return load_plain[width](x, count, neg_inf[dtype]()).cast[
             accumulator[dtype]()
         ]()
 
@@ -89,28 +80,55 @@ def store[
         count: How many to store.
     """
     comptime if dtype == DType.bfloat16:
-        _store(
+        store_plain(
             y.unsafe_bitcast[UInt16](),
             _bfloat16_bits(rebind[SIMD[DType.float32, width]](values)),
             count,
         )
     else:
-        _store(y, values.cast[dtype](), count)
+        store_plain(y, values.cast[dtype](), count)
 
 
 @inline(.always)
-def _load[
+def load_plain[
     dtype: DType, //, width: SIMDLength
-](x: Source[dtype], count: Int, filler: Scalar[dtype]) -> SIMD[dtype, width]:
+](x: Source[dtype], count: Int, filler: Scalar[dtype] = 0) -> SIMD[
+    dtype, width
+]:
+    """Loads `count` elements as they are.
+
+    Parameters:
+        dtype: Their dtype.
+        width: Lanes of the result.
+
+    Args:
+        x: The first of them.
+        count: How many there are; `width` or more fill every lane.
+        filler: What the other lanes hold.
+
+    Returns:
+        The elements, followed by the filler.
+    """
     if count >= Int(width):
         return x.unsafe_load[width=width]()
     return masked_load(x, _first[width](count), SIMD[dtype, width](filler))
 
 
 @inline(.always)
-def _store[
+def store_plain[
     dtype: DType, width: SIMDLength, //
 ](y: Target[dtype], values: SIMD[dtype, width], count: Int):
+    """Stores the first `count` of `values` as they are, or all if `count` is at least their number.
+
+    Parameters:
+        dtype: Their dtype.
+        width: Lanes of `values`.
+
+    Args:
+        y: Where the first goes.
+        values: What to store.
+        count: How many to store.
+    """
     if count >= Int(width):
         y.unsafe_store(values)
     else:

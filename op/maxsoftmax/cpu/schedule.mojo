@@ -5,6 +5,7 @@ from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..online import MaxSum
+from ..rows import Target
 
 comptime SPAN = 4096
 """Elements of a row that one pair is made of before pairs merge: in float32 half of a core's first cache, since they are
@@ -17,6 +18,10 @@ comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin
 ]
 """Where the pairs of a bundle's rows are, `lanes` in each element."""
+
+comptime Room[dtype: DType] = Optional[Target[dtype]]
+"""Memory of a core's own, where exponentials of the whole bundle can wait for their sum; none where another core may
+be the one that writes the results."""
 
 
 trait Bundles(TrivialRegisterPassable):
@@ -40,12 +45,18 @@ trait Bundles(TrivialRegisterPassable):
         """Returns how many `MaxSum` hold the pairs of a bundle."""
         ...
 
+    def room(self) -> Int:
+        """Returns how many elements of `accum` a bundle has use for between `reduce` and `write`, besides `y`.
+        """
+        ...
+
     def reduce(
         self,
         bundle: Int,
         start: Int,
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         """Writes the pairs of elements `start` to `end`, one span, of the rows of `bundle` to `part`.
         """
@@ -58,6 +69,7 @@ trait Bundles(TrivialRegisterPassable):
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
         total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         """Writes the probabilities of elements `start` to `end`, which have been reduced to `part`, given the pairs of
         the whole rows. Leaves both as they are.
@@ -86,32 +98,49 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
+        # Short rows are reduced several at a time: while one waits for the sum of its lanes, the next begins.
+        var group = max(1, SPAN // (n * pairs * Int(B.lanes)))
 
         @inline(.always)
         def whole(start: Int, end: Int) {imm}:
-            var parts = List[Pair](length=(spans + 1) * pairs, fill=Pair())
+            var parts = List[Pair](
+                length=(group * spans + 1) * pairs, fill=Pair()
+            )
             var part = parts.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            var total = part.unsafe_offset(spans * pairs)
-            for bundle in range(start, end):
-                for span in range(spans):
-                    bundles.reduce(
-                        bundle,
-                        span * SPAN,
-                        min((span + 1) * SPAN, n),
-                        part.unsafe_offset(span * pairs),
-                    )
-                _merge(part, spans, pairs, total)
-                for span in range(spans):
-                    bundles.write(
-                        bundle,
-                        span * SPAN,
-                        min((span + 1) * SPAN, n),
-                        part.unsafe_offset(span * pairs),
-                        total,
-                    )
+            var total = part.unsafe_offset(group * spans * pairs)
+            var memory = List[Scalar[B.accum]](
+                unsafe_uninit_length=group * bundles.room()
+            )
+            var room = memory.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
+            for first in range(start, end, group):
+                var last = min(first + group, end)
+                for number in range(last - first):
+                    for span in range(spans):
+                        bundles.reduce(
+                            first + number,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            part.unsafe_offset((number * spans + span) * pairs),
+                            room.unsafe_offset(number * bundles.room()),
+                        )
+                for number in range(last - first):
+                    var own = part.unsafe_offset(number * spans * pairs)
+                    _merge(own, spans, pairs, total)
+                    for span in range(spans):
+                        bundles.write(
+                            first + number,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            own.unsafe_offset(span * pairs),
+                            total,
+                            room.unsafe_offset(number * bundles.room()),
+                        )
             _ = parts^
+            _ = memory^
 
         _parallel(whole, count, workers, ctx)
         return
@@ -130,6 +159,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
                 span * SPAN,
                 min((span + 1) * SPAN, n),
                 part.unsafe_offset(task * pairs),
+                None,
             )
 
     _parallel(reduce, count * spans, workers, ctx)
@@ -151,6 +181,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
                 min((span + 1) * SPAN, n),
                 part.unsafe_offset(task * pairs),
                 totals.unsafe_offset(bundle * pairs),
+                None,
             )
 
     _parallel(write, count * spans, workers, ctx)

@@ -6,7 +6,7 @@ from std.sys import size_of
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, load, store
-from .schedule import SPAN, Bundles, Pairs
+from .schedule import SPAN, Bundles, Pairs, Room
 
 comptime PANEL = 1024
 """Most rows a bundle: memory is read in pieces of this length, and as many pairs stay in the first cache."""
@@ -57,6 +57,9 @@ struct StridedRows[dtype: DType](Bundles):
     def pairs(self) -> Int:
         return self.width // Int(Self.lanes)
 
+    def room(self) -> Int:
+        return 0
+
     @inline(.always)
     def _place(self, bundle: Int) -> Tuple[Int, Int]:
         """Returns the offset of the bundle's first element, and its number of rows.
@@ -74,6 +77,7 @@ struct StridedRows[dtype: DType](Bundles):
         start: Int,
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var offset, count = self._place(bundle)
         var x = self.x.unsafe_offset(offset)
@@ -115,6 +119,7 @@ struct StridedRows[dtype: DType](Bundles):
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
         total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var offset, count = self._place(bundle)
         var i = start
