@@ -74,6 +74,19 @@ def test_results_too_small_for_a_normal_number(how, dtype):
     assert np.count_nonzero((y > 0) & (y < ml_dtypes.finfo(y.dtype).smallest_normal)) > 10
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_most_of_a_row_far_below_the_rest(how, dtype):
+    low = {"float32": 90, "float64": 715}[np.dtype(dtype).name]
+    x = logits((2, 20_000), dtype)
+    # Whole parts of the row that some core or block reduces by itself, before it and after it.
+    x[0, 7000:] -= low
+    x[1, :13_000] -= low
+    y = maxsoftmax.softmax(x, **how)
+    check(y, x)
+    assert np.count_nonzero((y > 0) & (y < np.finfo(dtype).smallest_normal)) > 1000
+    check(maxsoftmax.softmax(x.T, axis=0, **how), x.T, axis=0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_sum_to_one(how, dtype):
     tolerance = {2: 2e-2, 4: 2e-6, 8: 1e-14}[np.dtype(dtype).itemsize]

@@ -9,7 +9,7 @@ smaller than the smallest subnormal, and what does not is rounded to one only wh
 
 from std.math import exp2
 from std.memory import bitcast
-from std.sys import inlined_assembly, is_nvidia_gpu
+from std.sys import inlined_assembly, is_gpu, is_nvidia_gpu
 from std.utils.numerics import neg_inf
 
 comptime SMALL = 64
@@ -100,6 +100,13 @@ def _exp[
     """
     comptime assert dtype == DType.float32 or dtype == DType.float64
     comptime single = dtype == DType.float32
+    comptime if single and not is_gpu():
+        return rebind[SIMD[dtype, width]](
+            _exp_by_binary(
+                rebind[SIMD[DType.float32, width]](x),
+                rebind[SIMD[DType.float32, width]](exponent),
+            )
+        )
     comptime bits = DType.int32 if single else DType.int64
     comptime mantissa = 23 if single else 52
     comptime bias = 127 if single else 1023
@@ -126,6 +133,69 @@ def _exp[
     )
     var underflows = shifted.lt(_rounder[dtype]() - Scalar[dtype](bias - 1))
     return underflows.select(SIMD[dtype, width](0), e_r * power)
+
+
+@inline(.always)
+def _exp_by_binary[
+    width: SIMDLength, //
+](x: SIMD[DType.float32, width], exponent: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """Returns e^x / 2^exponent as `_exp` does, and as accurately, in three operations less.
+
+    The reduction is that of x·log2 e to an integer and f in [-1/2, 1/2], so that the polynomial is one of 2^f.
+
+    Parameters:
+        width: Lanes.
+
+    Args:
+        x: Arguments, -inf or NaN, but not inf.
+        exponent: Integers that leave a finite result.
+
+    Returns:
+        The value; 0 where it is below the smallest normal number; NaN where x is NaN.
+    """
+    comptime rounder = _rounder[DType.float32]()
+    var intercept = rounder - exponent
+    var shifted, f = _binary(x, intercept)
+    var power = bitcast[DType.float32](
+        (bitcast[DType.int32](shifted) << 23) + (127 << 23)
+    )
+    # Added to the exponent instead, the integer could turn a NaN into a number.
+    return shifted.lt(rounder - 126).select(
+        SIMD[DType.float32, width](0), _exp2(f) * power
+    )
+
+
+@inline(.always)
+def _binary[
+    width: SIMDLength, //
+](
+    x: SIMD[DType.float32, width], intercept: SIMD[DType.float32, width]
+) -> Tuple[SIMD[DType.float32, width], SIMD[DType.float32, width]]:
+    """Returns x·log2 e, rounded to an integer and added to `intercept`, and what is left of it.
+    """
+    comptime log2_e_high = Float32(1.4426950216293335)
+    comptime log2_e_low = Float32(1.9259629911e-08)
+    var shifted = x.fma(log2_e_high, intercept)
+    var f = x.fma(log2_e_high, intercept - shifted)
+    return shifted, x.fma(log2_e_low, f)
+
+
+@inline(.always)
+def _exp2[
+    width: SIMDLength, //
+](f: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+    """Returns 2^f on [-1/2, 1/2], fitted to the least relative error (2e-9) with 2^0 = 1.
+    """
+    comptime V = SIMD[DType.float32, width]
+    var p = V(1.5353361912145942e-04)
+    p = p.fma(f, V(1.3398874414149717e-03))
+    p = p.fma(f, V(9.6184373576614e-03))
+    p = p.fma(f, V(5.550332471125794e-02))
+    p = p.fma(f, V(2.4022647913628847e-01))
+    p = p.fma(f, V(6.931472028550667e-01))
+    return p.fma(f, V(1))
 
 
 struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
@@ -191,29 +261,17 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
         Returns:
             The value; less than 2^-124 where it is to be 0.
         """
-        comptime V = SIMD[DType.float32, lanes]
         var intercept = _spread[lanes](self.intercept)
         comptime if not Self.exact:
             return exp2(x.fma(_spread[lanes](self.slope), intercept))
-        comptime log2_e_high = Float32(1.4426950216293335)
-        comptime log2_e_low = Float32(1.9259629911e-08)
         var below = max(
             x - _spread[lanes](self.offset), _spread[lanes](self.floor)
         )
-        var shifted = below.fma(log2_e_high, intercept)
-        var f = below.fma(log2_e_high, intercept - shifted)
-        f = below.fma(log2_e_low, f)
-        # 2^f on [-1/2, 1/2], fitted to the least relative error (2e-9) with 2^0 = 1.
-        var p = V(1.5353361912145942e-04)
-        p = p.fma(f, V(1.3398874414149717e-03))
-        p = p.fma(f, V(9.6184373576614e-03))
-        p = p.fma(f, V(5.550332471125794e-02))
-        p = p.fma(f, V(2.4022647913628847e-01))
-        p = p.fma(f, V(6.931472028550667e-01))
-        p = p.fma(f, V(1))
+        var shifted, f = _binary(below, intercept)
         # The integer part is in the lowest bits of `shifted`, and goes to the exponent.
         return bitcast[DType.float32](
-            bitcast[DType.int32](p) + (bitcast[DType.int32](shifted) << 23)
+            bitcast[DType.int32](_exp2(f))
+            + (bitcast[DType.int32](shifted) << 23)
         )
 
     @inline(.always)

@@ -8,7 +8,7 @@ from ..gradient import Gradient
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import first_lanes, load, store
-from .schedule import Bundles, run
+from .schedule import Bundles, Pairs, Room, run
 
 
 @fieldwise_init
@@ -28,7 +28,7 @@ struct GradientRows[dtype: DType, log: Bool, contiguous: Bool](Bundles):
     comptime width = simd_width_of[
         Self.accum
     ]() if Self.contiguous else 64 // size_of[Self.accum]()
-    comptime lanes = 1 if Self.contiguous else Int(Self.width)
+    comptime lanes: SIMDLength = 1 if Self.contiguous else Self.width
     comptime G = Gradient[Self.log, True, Self.accum, Self.lanes]
     comptime Vector = SIMD[Self.accum, Self.width]
 
@@ -38,17 +38,25 @@ struct GradientRows[dtype: DType, log: Bool, contiguous: Bool](Bundles):
     var rows: Rows
 
     def count(self) -> Int:
-        return self.rows.outer * ceildiv(self.rows.inner, Self.lanes)
+        return self.rows.outer * ceildiv(self.rows.inner, Int(Self.lanes))
 
     def length(self) -> Int:
         return self.rows.n
+
+    def pairs(self) -> Int:
+        return 1
+
+    def room(self) -> Int:
+        return 0
 
     @inline(.always)
     def _place(self, bundle: Int) -> Tuple[Int, Int]:
         """Returns the offset of the bundle's first element and the number of rows from there to the end of inner.
         """
-        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, Self.lanes))
-        var column = tile * Self.lanes
+        var outer, tile = divmod(
+            bundle, ceildiv(self.rows.inner, Int(Self.lanes))
+        )
+        var column = tile * Int(Self.lanes)
         return (
             outer * self.rows.n * self.rows.inner + column,
             self.rows.inner - column,
@@ -64,8 +72,13 @@ struct GradientRows[dtype: DType, log: Bool, contiguous: Bool](Bundles):
             return (1, self.rows.inner)
 
     def reduce(
-        self, bundle: Int, start: Int, end: Int
-    ) -> MaxSum[Self.accum, Self.lanes]:
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
         var offset, columns = self._place(bundle)
         var positions, stride = self._step()
         var sum = Sum[Self.accum, Self.width]()
@@ -79,11 +92,11 @@ struct GradientRows[dtype: DType, log: Bool, contiguous: Bool](Bundles):
                 )
             )
         comptime if Self.contiguous:
-            return rebind[MaxSum[Self.accum, Self.lanes]](
+            part[] = rebind[MaxSum[Self.accum, Self.lanes]](
                 MaxSum[Self.accum, 1](0, sum.collapse())
             )
         else:
-            return rebind[MaxSum[Self.accum, Self.lanes]](
+            part[] = rebind[MaxSum[Self.accum, Self.lanes]](
                 MaxSum[Self.accum, Self.width](0, sum)
             )
 
@@ -92,11 +105,13 @@ struct GradientRows[dtype: DType, log: Bool, contiguous: Bool](Bundles):
         bundle: Int,
         start: Int,
         end: Int,
-        total: MaxSum[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, Self.lanes],
+        total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var offset, columns = self._place(bundle)
         var positions, stride = self._step()
-        var gradient = Self.G(total.d.value)
+        var gradient = Self.G(total[].d.value)
         for i in range(start, end, positions):
             var at = offset + i * stride
             var count = end - i if Self.contiguous else columns

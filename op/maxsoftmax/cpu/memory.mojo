@@ -2,11 +2,35 @@
 
 from std.math import iota
 from std.memory import bitcast
+from std.sys import PrefetchOptions, prefetch, size_of
 from std.sys.intrinsics import masked_load, masked_store
 from std.utils.numerics import neg_inf
 
 from ..online import MaxSum, accumulator
 from ..rows import Source, Target
+
+comptime LINE = 64
+"""Bytes that memory is fetched by."""
+
+
+@inline(.always)
+def fetch[dtype: DType, //, count: Int](x: Source[dtype]):
+    """Announces that `count` elements at `x` will be read. They need not exist.
+    """
+    comptime for byte in range(0, count * size_of[dtype](), LINE):
+        prefetch[PrefetchOptions().for_read().medium_locality()](
+            x.unsafe_bitcast[UInt8]().unsafe_offset(byte)
+        )
+
+
+@inline(.always)
+def fetch_to_write[dtype: DType, //, count: Int](y: Target[dtype]):
+    """Announces that `count` elements at `y` will be written, for which they are fetched too. They need not exist.
+    """
+    comptime for byte in range(0, count * size_of[dtype](), LINE):
+        prefetch[PrefetchOptions().for_write().medium_locality()](
+            y.unsafe_bitcast[UInt8]().unsafe_offset(byte)
+        )
 
 
 @inline(.always)
@@ -28,14 +52,14 @@ def load[
     """
     comptime if dtype == DType.bfloat16:
         # LLVM takes vectors of bfloat16 apart where the hardware has none, so they travel as the integers they are.
-        var bits = _load[width](
+        var bits = load_plain[width](
             x.unsafe_bitcast[UInt16](),
             count,
             bitcast[DType.uint16](neg_inf[DType.bfloat16]()),
         )
         return bitcast[accumulator[dtype]()](bits.cast[DType.uint32]() << 16)
     else:
-        return _load[width](x, count, neg_inf[dtype]()).cast[
+        return load_plain[width](x, count, neg_inf[dtype]()).cast[
             accumulator[dtype]()
         ]()
 
@@ -56,13 +80,77 @@ def store[
         count: How many to store.
     """
     comptime if dtype == DType.bfloat16:
-        _store(
+        store_plain(
             y.unsafe_bitcast[UInt16](),
             _bfloat16_bits(rebind[SIMD[DType.float32, width]](values)),
             count,
         )
     else:
-        _store(y, values.cast[dtype](), count)
+        store_plain(y, values.cast[dtype](), count)
+
+
+@inline(.always)
+def load_plain[
+    dtype: DType, //, width: SIMDLength
+](x: Source[dtype], count: Int, filler: Scalar[dtype] = 0) -> SIMD[
+    dtype, width
+]:
+    """Loads `count` elements as they are.
+
+    Parameters:
+        dtype: Their dtype.
+        width: Lanes of the result.
+
+    Args:
+        x: The first of them.
+        count: How many there are; `width` or more fill every lane.
+        filler: What the other lanes hold.
+
+    Returns:
+        The elements, followed by the filler.
+    """
+    if count >= Int(width):
+        return x.unsafe_load[width=width]()
+    return masked_load(x, first_lanes[width](count), SIMD[dtype, width](filler))
+
+
+@inline(.always)
+def store_plain[
+    dtype: DType, width: SIMDLength, //
+](y: Target[dtype], values: SIMD[dtype, width], count: Int):
+    """Stores the first `count` of `values` as they are, or all if `count` is at least their number.
+
+    Parameters:
+        dtype: Their dtype.
+        width: Lanes of `values`.
+
+    Args:
+        y: Where the first goes.
+        values: What to store.
+        count: How many to store.
+    """
+    if count >= Int(width):
+        y.unsafe_store(values)
+    else:
+        masked_store(values, y, first_lanes[width](count))
+
+
+@inline(.always)
+def _bfloat16_bits[
+    width: SIMDLength, //
+](x: SIMD[DType.float32, width]) -> SIMD[DType.uint16, width]:
+    """Returns the bits of `x` rounded to bfloat16, to nearest and ties to even; NaN becomes the quiet NaN.
+    """
+    var bits = bitcast[DType.uint32](x)
+    var rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    var nan = SIMD[DType.uint32, width](0x7FC0)
+    return x.eq(x).select(rounded, nan).cast[DType.uint16]()
+
+
+@inline(.always)
+def first_lanes[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
+    """Returns a mask of the first `count` lanes."""
+    return iota[DType.int32, width]().lt(Int32(count))
 
 
 @inline(.always)
@@ -87,40 +175,3 @@ def write_pairs[
     for i in range(min(count, Int(lanes))):
         to[unsafe_offset=2 * i] = total.m[i]
         to[unsafe_offset=2 * i + 1] = d[i]
-
-
-@inline(.always)
-def _load[
-    dtype: DType, //, width: SIMDLength
-](x: Source[dtype], count: Int, filler: Scalar[dtype]) -> SIMD[dtype, width]:
-    if count >= Int(width):
-        return x.unsafe_load[width=width]()
-    return masked_load(x, first_lanes[width](count), SIMD[dtype, width](filler))
-
-
-@inline(.always)
-def _store[
-    dtype: DType, width: SIMDLength, //
-](y: Target[dtype], values: SIMD[dtype, width], count: Int):
-    if count >= Int(width):
-        y.unsafe_store(values)
-    else:
-        masked_store(values, y, first_lanes[width](count))
-
-
-@inline(.always)
-def _bfloat16_bits[
-    width: SIMDLength, //
-](x: SIMD[DType.float32, width]) -> SIMD[DType.uint16, width]:
-    """Returns the bits of `x` rounded to bfloat16, to nearest and ties to even; NaN becomes the quiet NaN.
-    """
-    var bits = bitcast[DType.uint32](x)
-    var rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    var nan = SIMD[DType.uint32, width](0x7FC0)
-    return x.eq(x).select(rounded, nan).cast[DType.uint16]()
-
-
-@inline(.always)
-def first_lanes[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
-    """Returns a mask of the first `count` lanes."""
-    return iota[DType.int32, width]().lt(Int32(count))

@@ -5,27 +5,34 @@ from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..online import MaxSum
-from ..rows import Rows
+from ..rows import Rows, Target
 
-comptime SPAN = 16384
-"""Elements of a row that are reduced by one core before pairs merge. Constant, so that the same input gives the same
-bits whatever the number of cores."""
+comptime SPAN = 4096
+"""Elements of a row that one pair is made of before pairs merge: in float32 half of a core's first cache, since they are
+read twice. Constant, so that the same input gives the same bits whatever the number of cores."""
 
-comptime UNROLL = 8
-"""Vectors between two rescalings of d."""
+comptime GRAIN = 1 << 17
+"""Fewest elements worth another thread: a core computes as many float32 in 62 us, and a thread that went to sleep, as MAX's
+do after about as long, was awake only after 210 us in a virtual machine."""
 
-comptime GRAIN = 32768
-"""Fewest elements worth waking another thread for."""
+comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
+    MaxSum[dtype, lanes], MutUntrackedOrigin
+]
+"""Where the pairs of a bundle's rows are, `lanes` in each element."""
+
+comptime Room[dtype: DType] = Optional[Target[dtype]]
+"""Memory of a core's own, where exponentials of the whole bundle can wait for their sum; none where another core may
+be the one that writes the results."""
 
 
 trait Bundles(TrivialRegisterPassable):
-    """Rows in bundles of `lanes`: each bundle is reduced to one `MaxSum` and written once that is known.
+    """Rows in bundles: the same part of all rows of a bundle is reduced at once, and written once all parts are known.
     """
 
     comptime accum: DType
     """Dtype of the arithmetic."""
-    comptime lanes: Int
-    """Rows a bundle."""
+    comptime lanes: SIMDLength
+    """Rows that share a `MaxSum`."""
 
     def count(self) -> Int:
         """Returns the number of bundles."""
@@ -35,10 +42,24 @@ trait Bundles(TrivialRegisterPassable):
         """Returns n, the length of each row."""
         ...
 
+    def pairs(self) -> Int:
+        """Returns how many `MaxSum` hold the pairs of a bundle."""
+        ...
+
+    def room(self) -> Int:
+        """Returns how many elements of `accum` a bundle has use for between `reduce` and `write`, besides `y`.
+        """
+        ...
+
     def reduce(
-        self, bundle: Int, start: Int, end: Int
-    ) -> MaxSum[Self.accum, Self.lanes]:
-        """Returns the pairs of elements `start` to `end` of the rows of `bundle`.
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
+        """Writes the pairs of elements `start` to `end`, one span, of the rows of `bundle` to `part`.
         """
         ...
 
@@ -47,9 +68,12 @@ trait Bundles(TrivialRegisterPassable):
         bundle: Int,
         start: Int,
         end: Int,
-        total: MaxSum[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, Self.lanes],
+        total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
-        """Writes the probabilities of elements `start` to `end`, given the pairs of the whole rows.
+        """Writes the probabilities of elements `start` to `end`, which have been reduced to `part`, given the pairs of
+        the whole rows. Leaves both as they are.
         """
         ...
 
@@ -64,58 +88,123 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
         bundles: The rows.
         ctx: The CPU to run on.
     """
+    comptime Pair = MaxSum[B.accum, B.lanes]
     var count = bundles.count()
     var n = bundles.length()
+    var pairs = bundles.pairs()
     # A row of nothing has one span of nothing.
     var spans = max(1, ceildiv(n, SPAN))
-    var workers = min(parallelism_level(), ceildiv(count * n * B.lanes, GRAIN))
-
-    @inline(.always)
-    def span_pair(task: Int) {imm} -> MaxSum[B.accum, B.lanes]:
-        var bundle, span = divmod(task, spans)
-        return bundles.reduce(bundle, span * SPAN, min((span + 1) * SPAN, n))
+    var size = count * n * pairs * Int(B.lanes)
+    var workers = min(parallelism_level(), ceildiv(size, GRAIN))
 
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
+        # Short rows are reduced several at a time: while one waits for the sum of its lanes, the next begins.
+        var group = max(1, SPAN // max(1, n * pairs * Int(B.lanes)))
 
         @inline(.always)
-        def whole(bundle: Int) {imm}:
-            var total = span_pair(bundle * spans)
-            for span in range(1, spans):
-                total.merge(span_pair(bundle * spans + span))
-            bundles.write(bundle, 0, n, total)
+        def whole(start: Int, end: Int) {imm}:
+            var parts = List[Pair](
+                length=(group * spans + 1) * pairs, fill=Pair()
+            )
+            var part = parts.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
+            var total = part.unsafe_offset(group * spans * pairs)
+            var memory = List[Scalar[B.accum]](
+                unsafe_uninit_length=group * bundles.room()
+            )
+            var room = memory.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
+            for first in range(start, end, group):
+                var last = min(first + group, end)
+                for number in range(last - first):
+                    for span in range(spans):
+                        bundles.reduce(
+                            first + number,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            part.unsafe_offset((number * spans + span) * pairs),
+                            room.unsafe_offset(number * bundles.room()),
+                        )
+                for number in range(last - first):
+                    var own = part.unsafe_offset(number * spans * pairs)
+                    _merge(own, spans, pairs, total)
+                    for span in range(spans):
+                        bundles.write(
+                            first + number,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            own.unsafe_offset(span * pairs),
+                            total,
+                            room.unsafe_offset(number * bundles.room()),
+                        )
+            _ = parts^
+            _ = memory^
 
         _parallel(whole, count, workers, ctx)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between.
-    var pairs = List[MaxSum[B.accum, B.lanes]](
-        length=count * spans, fill=MaxSum[B.accum, B.lanes]()
-    )
-    var slots = pairs.unsafe_ptr()
+    var parts = List[Pair](length=count * (spans + 1) * pairs, fill=Pair())
+    var part = parts.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var totals = part.unsafe_offset(count * spans * pairs)
 
     @inline(.always)
-    def reduce(task: Int) {imm}:
-        slots[unsafe_offset=task] = span_pair(task)
+    def reduce(start: Int, end: Int) {imm}:
+        for task in range(start, end):
+            var bundle, span = divmod(task, spans)
+            bundles.reduce(
+                bundle,
+                span * SPAN,
+                min((span + 1) * SPAN, n),
+                part.unsafe_offset(task * pairs),
+                None,
+            )
 
     _parallel(reduce, count * spans, workers, ctx)
     for bundle in range(count):
-        for span in range(1, spans):
-            pairs[bundle * spans].merge(pairs[bundle * spans + span])
-
-    @inline(.always)
-    def write(task: Int) {imm}:
-        var bundle, span = divmod(task, spans)
-        bundles.write(
-            bundle,
-            span * SPAN,
-            min((span + 1) * SPAN, n),
-            slots[unsafe_offset=bundle * spans],
+        _merge(
+            part.unsafe_offset(bundle * spans * pairs),
+            spans,
+            pairs,
+            totals.unsafe_offset(bundle * pairs),
         )
 
+    @inline(.always)
+    def write(start: Int, end: Int) {imm}:
+        for task in range(start, end):
+            var bundle, span = divmod(task, spans)
+            bundles.write(
+                bundle,
+                span * SPAN,
+                min((span + 1) * SPAN, n),
+                part.unsafe_offset(task * pairs),
+                totals.unsafe_offset(bundle * pairs),
+                None,
+            )
+
     _parallel(write, count * spans, workers, ctx)
-    _ = pairs^
+    _ = parts^
+
+
+@inline(.always)
+def _merge[
+    dtype: DType, lanes: SIMDLength, //
+](
+    parts: Pairs[dtype, lanes],
+    spans: Int,
+    pairs: Int,
+    total: Pairs[dtype, lanes],
+):
+    """Writes the pairs of whole rows to `total`, given those of each span."""
+    for pair in range(pairs):
+        var merged = parts[unsafe_offset=pair]
+        for span in range(1, spans):
+            merged.merge(parts[unsafe_offset=span * pairs + pair])
+        total[unsafe_offset=pair] = merged
 
 
 @inline(.always)
@@ -127,26 +216,28 @@ def share_rows[
     var workers = min(
         parallelism_level(), count, ceildiv(count * rows.n, GRAIN)
     )
-    _parallel(task, count, workers, ctx)
+
+    @inline(.always)
+    def share(start: Int, end: Int) {imm}:
+        for row in range(start, end):
+            task(row)
+
+    _parallel(share, count, workers, ctx)
 
 
 @inline(.always)
 def _parallel[
-    F: def(Int) -> None
+    F: def(Int, Int) -> None
 ](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
-    """Calls task(0) … task(count - 1), each worker a contiguous share; inline when there is one worker.
+    """Calls task(start, end) with each worker's contiguous share of 0 … count; inline when there is one worker.
     """
     if workers <= 1:
-        for i in range(count):
-            task(i)
+        task(0, count)
         return
 
     @inline(.always)
     def share(worker: Int) {imm}:
-        for i in range(
-            worker * count // workers, (worker + 1) * count // workers
-        ):
-            task(i)
+        task(worker * count // workers, (worker + 1) * count // workers)
 
     ctx.enqueue_cpu_range(share, count=workers)
     ctx.synchronize()

@@ -1,5 +1,6 @@
 """Softmax on the CPU, its logarithm and its pairs: chooses how the rows of an axis are walked."""
 
+from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
@@ -46,10 +47,10 @@ def auto[
     Args:
         y: Probabilities, or what else is written.
         x: Logits; may be the same memory as `y`.
-        rows: How the memory is divided into rows, none of them empty.
+        rows: How the memory is divided into rows; only pairs are written of empty ones.
         ctx: The CPU to run on.
     """
     comptime if contiguous:
         run(ContiguousRows[dtype, finish](y, x, rows), ctx)
     else:
-        run(StridedRows[dtype, finish](y, x, rows), ctx)
+        run(StridedRows[dtype, finish](y, x, rows, parallelism_level()), ctx)

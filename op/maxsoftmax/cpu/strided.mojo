@@ -1,20 +1,23 @@
 """Rows along any other axis: the lanes of a vector are the same element of neighbouring rows."""
 
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 from std.sys import size_of
 
 from ..finish import Finish
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
-from .memory import load, store, write_pairs
-from .schedule import UNROLL, Bundles
+from .memory import fetch, fetch_to_write, load, store, write_pairs
+from .schedule import SPAN, Bundles, Pairs, Room
+
+comptime PANEL = 1024
+"""Most rows a bundle: memory is read in pieces of this length, and as many pairs stay in the first cache."""
+
+comptime UNROLL = 8
+"""Elements of each row between two rescalings of d."""
 
 
-@fieldwise_init
 struct StridedRows[dtype: DType, finish: Finish](Bundles):
-    """Rows whose elements are `inner` apart, as many a bundle as fill a cache line of accumulators.
-
-    The last bundle before the end of `inner` may be narrower: its other lanes hold -inf and are not stored.
+    """Rows whose elements are `inner` apart, in bundles of neighbours that are walked side by side.
 
     Parameters:
         dtype: Dtype of the tensors.
@@ -22,84 +25,165 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime lanes = 64 // size_of[Self.accum]()
+    comptime lanes: SIMDLength = 64 // size_of[Self.accum]()
 
     var y: Target[Self.dtype]
     var x: Source[Self.dtype]
     var rows: Rows
+    var width: Int
+    """Rows a bundle, a multiple of `lanes`. The last bundle before the end of `inner` may be narrower: its other lanes
+    hold -inf and are not stored."""
+
+    def __init__(
+        out self,
+        y: Target[Self.dtype],
+        x: Source[Self.dtype],
+        rows: Rows,
+        cores: Int,
+    ):
+        """The rows, in bundles no wider than leaves something to each of `cores` cores.
+        """
+        self.y = y
+        self.x = x
+        self.rows = rows
+        var spans = max(1, ceildiv(rows.n, SPAN))
+        var bundles = ceildiv(cores, rows.outer * spans)
+        var width = ceildiv(rows.inner, bundles)
+        self.width = min(PANEL, align_up(width, Int(Self.lanes)))
 
     def count(self) -> Int:
-        return self.rows.outer * ceildiv(self.rows.inner, Self.lanes)
+        return self.rows.outer * ceildiv(self.rows.inner, self.width)
 
     def length(self) -> Int:
         return self.rows.n
 
+    def pairs(self) -> Int:
+        return self.width // Int(Self.lanes)
+
+    def room(self) -> Int:
+        return 0
+
     @inline(.always)
     def _place(self, bundle: Int) -> Tuple[Int, Int]:
-        """Returns the offset of the bundle's first element and the number of rows from there to the end of inner.
+        """Returns the offset of the bundle's first element, and its number of rows.
         """
-        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, Self.lanes))
-        var column = tile * Self.lanes
+        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, self.width))
+        var column = tile * self.width
         return (
             outer * self.rows.n * self.rows.inner + column,
-            self.rows.inner - column,
+            min(self.width, self.rows.inner - column),
         )
 
     def reduce(
-        self, bundle: Int, start: Int, end: Int
-    ) -> MaxSum[Self.accum, Self.lanes]:
-        comptime Vector = SIMD[Self.accum, Self.lanes]
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
         var offset, count = self._place(bundle)
         var x = self.x.unsafe_offset(offset)
-        var pair = MaxSum[Self.accum, Self.lanes]()
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
         var i = start
         while i + UNROLL <= end:
-            var logits = Array[Vector, UNROLL](fill=0)
-            comptime for j in range(UNROLL):
-                logits[j] = load[Self.lanes](
-                    x.unsafe_offset((i + j) * self.rows.inner), count
-                )
-            pair.add(logits)
+            self._add[UNROLL](x.unsafe_offset(i * self.rows.inner), count, part)
             i += UNROLL
         while i < end:
-            pair.add(
-                Array[Vector, 1](
-                    fill=load[Self.lanes](
-                        x.unsafe_offset(i * self.rows.inner), count
-                    )
-                )
-            )
+            self._add[1](x.unsafe_offset(i * self.rows.inner), count, part)
             i += 1
-        return pair
+
+    @inline(.always)
+    def _add[
+        n: Int
+    ](
+        self,
+        x: Source[Self.dtype],
+        count: Int,
+        part: Pairs[Self.accum, Self.lanes],
+    ):
+        """Adds the next `n` elements of `count` rows, from `x` on, to their pairs.
+        """
+        comptime Vector = SIMD[Self.accum, Self.lanes]
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            var column = pair * Int(Self.lanes)
+            var logits = Array[Vector, n](fill=0)
+            comptime for j in range(n):
+                var at = x.unsafe_offset(j * self.rows.inner + column)
+                logits[j] = load[Self.lanes](at, count - column)
+                fetch[1](at.unsafe_offset(n * self.rows.inner))
+            part[unsafe_offset=pair].add(logits)
 
     def write(
         self,
         bundle: Int,
         start: Int,
         end: Int,
-        total: MaxSum[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, Self.lanes],
+        total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
     ):
         var offset, count = self._place(bundle)
-        var x = self.x.unsafe_offset(offset)
-        var y = self.y.unsafe_offset(offset)
         comptime if Self.finish == Finish.PAIR:
             if start == 0:
-                var outer, tile = divmod(
-                    bundle, ceildiv(self.rows.inner, Self.lanes)
-                )
-                var row = outer * self.rows.inner + tile * Self.lanes
-                write_pairs(self.y, row, count, total)
+                self._write_pairs(bundle, count, total)
             return
+        var i = start
+        while i + UNROLL <= end:
+            self._write[UNROLL](offset + i * self.rows.inner, count, total)
+            i += UNROLL
+        while i < end:
+            self._write[1](offset + i * self.rows.inner, count, total)
+            i += 1
 
-        comptime if Self.finish == Finish.LOGARITHMS:
-            var rows = total.logarithms()
-            for i in range(start, end):
-                var at = i * self.rows.inner
-                var logits = load[Self.lanes](x.unsafe_offset(at), count)
-                store(y.unsafe_offset(at), rows.probability(logits), count)
-        else:
-            var rows = total.normalizer()
-            for i in range(start, end):
-                var at = i * self.rows.inner
-                var logits = load[Self.lanes](x.unsafe_offset(at), count)
-                store(y.unsafe_offset(at), rows.probability(logits), count)
+    @inline(.always)
+    def _write[
+        n: Int
+    ](self, offset: Int, count: Int, total: Pairs[Self.accum, Self.lanes],):
+        """Writes the next `n` probabilities of `count` rows, from `offset` on.
+        """
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            var column = pair * Int(Self.lanes)
+            comptime if Self.finish == Finish.LOGARITHMS:
+                var rows = total[unsafe_offset=pair].logarithms()
+                comptime for j in range(n):
+                    var at = offset + j * self.rows.inner + column
+                    var logits = self._next[n](at, count - column)
+                    store(
+                        self.y.unsafe_offset(at),
+                        rows.probability(logits),
+                        count - column,
+                    )
+                continue
+            var rows = total[unsafe_offset=pair].normalizer()
+            comptime for j in range(n):
+                var at = offset + j * self.rows.inner + column
+                var logits = self._next[n](at, count - column)
+                store(
+                    self.y.unsafe_offset(at),
+                    rows.probability(logits),
+                    count - column,
+                )
+
+    @inline(.always)
+    def _next[
+        n: Int
+    ](self, at: Int, count: Int) -> SIMD[Self.accum, Self.lanes]:
+        """Loads the logits at `at`, and announces those `n` positions behind them.
+        """
+        fetch[1](self.x.unsafe_offset(at + n * self.rows.inner))
+        fetch_to_write[1](self.y.unsafe_offset(at + n * self.rows.inner))
+        return load[Self.lanes](self.x.unsafe_offset(at), count)
+
+    def _write_pairs(
+        self, bundle: Int, count: Int, total: Pairs[Self.accum, Self.lanes]
+    ):
+        """Writes the pairs of the rows of a bundle."""
+        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, self.width))
+        var row = outer * self.rows.inner + tile * self.width
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            var column = pair * Int(Self.lanes)
+            write_pairs(
+                self.y, row + column, count - column, total[unsafe_offset=pair]
+            )

@@ -1,0 +1,56 @@
+"""A span of a row whose exponentials are counted in the unit of the span's own maximum."""
+
+from ..exponential import Unit
+from ..online import MaxSum, Normalizer
+
+comptime ROOM = 32
+"""Binary places by which the row's unit is lowered for the division, so that what a span's unit is in terms of it
+underflows only where every probability of the span is 0."""
+
+
+struct Portion[dtype: DType](TrivialRegisterPassable):
+    """What turns the exponentials of one span into probabilities.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+    """
+
+    var unit: Unit[Self.dtype, 1]
+    """What the span's exponentials are counted in."""
+    var factor: Scalar[Self.dtype]
+    """That unit in terms of the one that the row's sum is counted in."""
+    var row: Normalizer[Self.dtype, 1]
+    """What divides by the row's sum."""
+
+    @inline(.always)
+    def __init__(
+        out self, part: MaxSum[Self.dtype, 1], total: MaxSum[Self.dtype, 1]
+    ):
+        """The portion that has the pair `part` in a row that has the pair `total`.
+        """
+        comptime room = Scalar[Self.dtype](1 << ROOM)
+        self.unit = Unit(part.m)
+        var lower = Unit(total.m)
+        lower.exponent -= ROOM
+        self.factor = room
+        # That of nothing but -inf may be anything that is finite: it is multiplied by 0, or by NaN.
+        if part.m < total.m and part.m > Scalar[Self.dtype].MIN:
+            self.factor = self.unit.over(lower)
+        self.row = Normalizer(lower, total.d.value * room)
+
+    @inline(.always)
+    def probability[
+        lanes: SIMDLength, //
+    ](self, e_x: SIMD[Self.dtype, lanes]) -> SIMD[Self.dtype, lanes]:
+        """Returns e^x / d.
+
+        Parameters:
+            lanes: Any number.
+
+        Args:
+            e_x: Exponentials in `unit`.
+
+        Returns:
+            Probabilities; exactly 1 where e^x is all there is.
+        """
+        return self.row.divide(e_x * self.factor)
