@@ -1,3 +1,3 @@
 """Softmax kernels for CPU and GPU, and their registrations as MAX ops."""
 
-from .registry import Softmax
+from .registry import FusedSoftmax, MaskedSoftmax, SinkSoftmax, Softmax

@@ -1,12 +1,11 @@
 """Every op of MAX that is replaced. A registration in a graph's own extension comes before the built-in one."""
 
 import extensibility as compiler
-from extensibility import InputTensor, OutputTensor
+from extensibility import OutputTensor
+from extensibility import _FusedInputTensor as FusedInputTensor
 from max.gpu.host import DeviceContext
-from max.gpu.host.info import is_cpu
 
-from maxsoftmax import cpu, gpu
-from maxsoftmax.rows import Rows
+from maxsoftmax import fused
 
 
 @compiler.register("mo.reduce.softmax")
@@ -15,24 +14,23 @@ struct Softmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int
+        target: StaticString, axis: Int, has_prologue_fusion: Bool
     ](
         y: OutputTensor,
-        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
-    ) raises:
+    ) capturing raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Which axis sums to 1; a negative one counts from the last.
+            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+
+        Args:
+            y: Probabilities, of the shape and dtype of `x`.
+            x: Logits.
+            ctx: The device.
+        """
         comptime place = axis if axis >= 0 else axis + x.rank
-        comptime contiguous = place == x.rank - 1
-        var rows = Rows.of[place](x.shape())
-        if rows.is_empty():
-            return
-        var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        var source_ptr = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        comptime if is_cpu[target]():
-            cpu.softmax["auto", y.dtype, contiguous](
-                target_ptr, source_ptr, rows, ctx
-            )
-        else:
-            gpu.softmax["auto", y.dtype, 128, 4, contiguous](
-                target_ptr, source_ptr, rows, ctx
-            )
+        fused.softmax[target, place, has_prologue_fusion](y, x, ctx)

@@ -37,7 +37,7 @@ class Signature:
     n: int | None = None
     """Length of the rows, where it is fixed; None if they may be of any."""
 
-    def choices(self) -> dict[str, int]:
+    def choices(self) -> dict[str, Any]:
         """Returns what the algorithm leaves to its caller, by name."""
         leaves = ALGORITHMS[self.device.label][self.algorithm]
         chosen = {"block_size": (leaves.block_sizes, self.block_size), "unroll": (leaves.unrolls, self.unroll)}
@@ -60,6 +60,7 @@ Observer = Callable[[Signature], AbstractContextManager[Any]]
 
 _observers: list[Observer] = []
 _models: dict[Signature, Model] = {}
+_others: dict[tuple[str, ...], Model] = {}
 _compiling = threading.Lock()
 
 
@@ -106,6 +107,25 @@ def model(signature: Signature, n: int) -> Model:
                 found = artifacts.precompiled(folder, session, parts) if folder else None
                 _models[signature] = found or artifacts.load(session, parts, functools.partial(compile, signature))
     return _models[signature]
+
+
+def of_graph(device: Device, parts: tuple[str, ...], graph: Callable[[], Graph]) -> Model:
+    """Returns the model of a graph of another kind, compiled unless this or an earlier process has done that.
+
+    Args:
+        device: Where it runs.
+        parts: What makes it another one than others, in words, the device included.
+        graph: Called for the graph when there is no model yet.
+
+    Returns:
+        The model. Safe to call from several threads.
+    """
+    if parts not in _others:
+        with _compiling:
+            if parts not in _others:
+                session = _session(device)
+                _others[parts] = artifacts.load(session, parts, lambda: session.compile(graph()))
+    return _others[parts]
 
 
 @contextmanager

@@ -1,3 +1,4 @@
 """The CPU kernels."""
 
+from .fused import fused
 from .softmax import softmax

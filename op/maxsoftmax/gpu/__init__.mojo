@@ -1,3 +1,4 @@
 """The GPU kernels."""
 
+from .fused import fused
 from .softmax import softmax
