@@ -3,6 +3,7 @@
 - `softmax`, `log_softmax`, `logsumexp`, `cross_entropy` and their gradients take arrays: NumPy, or anything that speaks
   DLPack.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
+- A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.
 """
 
 from maxsoftmax import ops
@@ -17,13 +18,15 @@ from maxsoftmax.arrays import (
     softmax_backward,
 )
 from maxsoftmax.eager import softmax
-from maxsoftmax.extension import extension
+from maxsoftmax.extension import drop_into, dropin, extension
 
 __version__ = "0.1.0"
 __all__ = [
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "drop_into",
+    "dropin",
     "extension",
     "log_softmax",
     "log_softmax_backward",

@@ -132,7 +132,7 @@ def _about(path: Path) -> Path:
 @functools.cache
 def _surroundings() -> tuple[str, ...]:
     """Returns everything around a model that may change what it is compiled to."""
-    ours = [Path(__file__).with_name(name).read_bytes() for name in ("ops.py", "runtime.py")]
+    ours = [Path(__file__).with_name(name).read_bytes() for name in ("ops.py", "runtime.py", "eager_forms.py")]
     return (
         distribution_version("max", "modular"),
         sources_key(),

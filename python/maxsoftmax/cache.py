@@ -37,37 +37,39 @@ def location() -> Path:
     return Path(moved).absolute() if moved else platformdirs.user_cache_path("maxsoftmax")
 
 
-def entry(key: str, name: str, build: Callable[[Path], None]) -> Path:
+def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> Path:
     """Returns the file `name` of the entry `key`, which `build` writes when there is none that can be trusted.
 
     Args:
         key: A folder name that changes with everything that the file depends on.
         name: The file's name.
         build: Called with the path to write; what it raises is passed on.
+        others: Names of files that it writes beside that one, and without which that one is of no use.
 
     Returns:
         A complete file, in a folder that only this user can write to.
     """
     root = _root(location())
     folder = root / key
-    if _is_sound(folder, name):
+    names = (name, *others)
+    if _is_sound(folder, *names):
         _use(folder)
         return folder / name
     staging = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     try:
         build(staging / name)
-        # Where the umask lets the group write, the file would not be trusted the next time.
-        (staging / name).chmod(0o600)
-        digest = hashlib.sha256((staging / name).read_bytes()).hexdigest()
-        (staging / "sha256").write_text(digest)
-        if os.path.lexists(folder) and not _is_sound(folder, name):
+        for written in names:
+            # Where the umask lets the group write, the file would not be trusted the next time.
+            (staging / written).chmod(0o600)
+        (staging / "sha256").write_text(_digest(staging, names))
+        if os.path.lexists(folder) and not _is_sound(folder, *names):
             warnings.warn(f"{folder} was damaged or is not private; it is made anew", RuntimeWarning, stacklevel=3)
             _remove(folder)
         try:
             staging.rename(folder)
         except OSError:
             # Another process was first; its file is as good if it is sound, and if not ours is kept where it is.
-            if not _is_sound(folder, name):
+            if not _is_sound(folder, *names):
                 atexit.register(shutil.rmtree, staging, ignore_errors=True)
                 return staging / name
             shutil.rmtree(staging, ignore_errors=True)
@@ -176,13 +178,19 @@ def _temporary(wanted: Path, reason: str) -> Path:
     return temporary
 
 
-def _is_sound(folder: Path, name: str) -> bool:
-    """Returns whether `name` in `folder` is ours alone and whole."""
+def _digest(folder: Path, names: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _is_sound(folder: Path, *names: str) -> bool:
+    """Returns whether the files `names` in `folder` are ours alone and whole."""
     try:
-        if distrust(folder, stat.S_ISDIR) or distrust(folder / name, stat.S_ISREG):
+        if distrust(folder, stat.S_ISDIR) or any(distrust(folder / name, stat.S_ISREG) for name in names):
             return False
-        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        return (folder / "sha256").read_text() == digest
+        return (folder / "sha256").read_text() == _digest(folder, names)
     except (OSError, UnicodeDecodeError):
         return False
 

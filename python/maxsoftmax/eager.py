@@ -12,20 +12,28 @@ from max.dtype import DType
 from max.engine import Model
 from max.graph import Value
 
-from maxsoftmax import runtime, tuning
-from maxsoftmax.arguments import DTYPES, check_algorithm, check_dtype, normalize_axes
+from maxsoftmax import eager_forms, forms, runtime, tuning
+from maxsoftmax.arguments import DTYPES, check_algorithm, check_dtype, normalize_axes, normalize_axis
+from maxsoftmax.forms import Forms
 
 
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
     *,
+    scale: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    temperature: Any = None,
+    sink: Any = None,
     device: str | Device | None = None,
     algorithm: str = "auto",
     block_size: int | None = None,
     unroll: int | None = None,
 ) -> Any:
-    """Returns softmax of an array: exp(x - max x) / Σ exp(x - max x) along `axis`.
+    """Returns softmax of an array: exp(z - max z) / (Σ exp(z - max z) + exp(sink - max z)) along `axis`.
+
+    z is (x · scale + mask) / temperature, and `x` unless one of these is given.
 
     Special values come out as from `scipy.special.softmax` in float64: NaN or +inf turn their own row to NaN, a row of
     nothing but -inf is NaN, and -inf beside finite values is exactly 0. The first call for each device, dtype and
@@ -36,7 +44,14 @@ def softmax(
         x: Logits. A NumPy array or whatever `numpy.asarray` takes (strided, Fortran-ordered, integers and bools
             included), or an array that supports DLPack, such as a `torch.Tensor` or a `max.driver.Buffer`, on any
             device that MAX knows. Memory that is contiguous and writeable is shared, not copied.
-        axis: The axis or axes that will sum to 1; None for all of them together.
+        axis: The axis or axes that will sum to 1; None for all of them together. One axis, where any of the next five
+            is given, whose meaning is that of `maxsoftmax.ops.softmax`.
+        scale: A number, or an array that broadcasts to `x`.
+        mask: An array that broadcasts to `x`: of bools, True where an element takes part, or of floats to be added.
+            A row in which nothing takes part is 0.
+        causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
+        temperature: A positive number, or an array of them that broadcasts to `x`.
+        sink: Logits that take part in the denominator only: an array that broadcasts to `x` with `axis` of length 1.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
@@ -49,16 +64,20 @@ def softmax(
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
-        ValueError: If there is no such axis, device, algorithm, block size or unroll.
+        ValueError: If there is no such axis, device, algorithm, block size or unroll, or an array does not broadcast.
     """
     key = None
-    if type(x) is np.ndarray and block_size is None and unroll is None:
+    plain = scale is None and mask is None and causal is False and temperature is None and sink is None
+    if plain and type(x) is np.ndarray and block_size is None and unroll is None:
         key = _key(x, axis, device, algorithm)
         shortcut = _shortcuts.get(key) if key else None
         if shortcut and x.flags.carray:
             return shortcut.take(x)
     if isinstance(x, Value):
         raise TypeError("x is a value of a graph, not an array: use maxsoftmax.ops.softmax")
+    if not plain:
+        wanted = Forms(scale, mask, causal, temperature, sink)
+        return _with_forms(x, axis, wanted, device, Chosen(algorithm, block_size, unroll))
     if isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__"):
         array = as_floats(x)
         kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
@@ -83,6 +102,66 @@ def softmax(
         result = Buffer.from_numpy(np.ascontiguousarray(host)).view(dtype, host.shape).to(where)
     return like(x, result)
 
+
+class Chosen(NamedTuple):
+    """A caller's choice of algorithm, on whatever device."""
+
+    algorithm: str
+    block_size: int | None
+    unroll: int | None
+
+
+def _with_forms(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen) -> Any:
+    """Returns softmax of what `wanted` makes of an array."""
+    of_numpy = isinstance(x, (np.ndarray, np.generic)) or not hasattr(x, "__dlpack__")
+    buffer = _shared(as_floats(x)) if of_numpy else as_buffer(x)
+    check_dtype(buffer.dtype)
+    if buffer.rank == 0:
+        raise ValueError("x has rank 0, but softmax needs an axis: reshape it to rank 1 first")
+    place = buffer.device if device is None else runtime.device(device)
+    index = normalize_axis(axis, buffer.rank)
+    algorithm = check_algorithm(chosen.algorithm, place.label)
+    tuning.choice(place, algorithm, buffer.dtype, chosen.block_size, chosen.unroll)
+    forms.check(wanted, index, algorithm)
+    operands = {}
+    for name in eager_forms.OPERANDS:
+        value = getattr(wanted, name)
+        if value is not None:
+            operands[name] = _operand(name, value, buffer.dtype)
+    result = eager_forms.softmax(buffer, index, wanted, operands, place)
+    if not of_numpy:
+        return like(x, result)
+    if result.dtype == DType.bfloat16:
+        return result.view(DType.uint16).to_numpy().view(as_floats(x).dtype)
+    return result.to_numpy()
+
+
+def _operand(name: str, value: Any, dtype: DType) -> Buffer:
+    """Returns an argument as a buffer of bools or floats."""
+    if forms.is_number(value):
+        return Buffer.from_numpy(eager_forms.number(value, dtype))
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        array = np.asarray(value)
+        buffer = _shared(array) if array.dtype.kind == "b" or array.dtype.name in FLOATS else None
+        given = array.dtype.name
+    else:
+        buffer = as_buffer(value)
+        given = buffer.dtype.name
+    bools = name == "mask" and buffer is not None and buffer.dtype == DType.bool
+    if buffer is None or not (bools or buffer.dtype in DTYPES):
+        raise TypeError(f"{name} has dtype {given}, but must be of floats{' or bools' if name == 'mask' else ''}")
+    return buffer
+
+
+def _shared(array: np.ndarray) -> Buffer:
+    """Returns an array as a buffer, sharing its memory if it is as MAX would have it."""
+    bits, dtype = to_bits(array)
+    laid = np.require(bits, requirements=["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+    return Buffer.from_numpy(laid).view(dtype, laid.shape)
+
+
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+"""The names of what the kernels take, as NumPy has them."""
 
 KDL_CPU = 1
 """DLPack's number for memory of the host."""
@@ -182,7 +261,7 @@ def as_floats(x: Any, name: str = "x") -> np.ndarray:
     if array.dtype.kind in "iu":
         return array.astype(np.exp(np.empty(0, array.dtype)).dtype)
     native = array.dtype.newbyteorder("=")
-    if native.name not in ("float16", "float32", "float64", "bfloat16"):
+    if native.name not in FLOATS:
         allowed = "float16, float32, float64, bfloat16, integers and bools"
         hint = "; bfloat16 comes out of a .npy file as |V2: view it as ml_dtypes.bfloat16" if native == "V2" else ""
         raise TypeError(f"{name} has dtype {array.dtype}, but softmax takes {allowed}{hint}")

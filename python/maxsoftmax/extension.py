@@ -1,21 +1,30 @@
-"""The Mojo package as MAX loads it: found, and compiled once."""
+"""The Mojo packages as MAX loads them: found, and compiled once."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
+import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from max.graph import Graph
+
 from maxsoftmax import cache
 
+KERNELS = "maxsoftmax"
+"""The Mojo package of the kernels."""
 
-def source() -> Path:
-    """Returns the folder of the Mojo package: in a wheel beside this file, in a checkout under op/."""
-    installed = Path(__file__).parent / "op" / "maxsoftmax"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "op" / "maxsoftmax"
+DROPIN = "maxsoftmax_dropin"
+"""The Mojo package that registers them under the names of MAX's own ops."""
+
+
+def source(package: str = KERNELS) -> Path:
+    """Returns the folder of a Mojo package: in a wheel beside this file, in a checkout under op/."""
+    installed = Path(__file__).parent / "op" / package
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "op" / package
 
 
 @functools.cache
@@ -35,6 +44,41 @@ def extension() -> Path:
     return cache.entry(f"mojo-{key()}", f"{package.name}.mojoc", functools.partial(_precompile, package))
 
 
+@functools.cache
+def dropin() -> Path:
+    """Returns what makes MAX's own `ops.softmax` run on the kernels of this package, in any graph that loads it.
+
+    To be passed to `max.graph.Graph(..., custom_extensions=[...])`; `drop_into` is for a graph that is there already.
+    (MAX 26.7 prefers its own kernels to the extensions of an `InferenceSession`.) Compiled the first time and kept, as
+    `extension()` is, with which it may share a graph.
+
+    Returns:
+        Path of a `.mojoc` file. The kernels are in another one beside it, where MAX looks for them.
+
+    Raises:
+        RuntimeError: If it does not compile; the message is the compiler's.
+    """
+    kernels = extension()
+
+    def build(output: Path) -> None:
+        shutil.copy(kernels, output.parent)
+        _precompile(source(DROPIN), output)
+
+    return cache.entry(f"mojo-{key(KERNELS, DROPIN)}", f"{DROPIN}.mojoc", build, kernels.name)
+
+
+def drop_into(graph: Graph) -> None:
+    """Makes the softmaxes of a graph run on the kernels of this package, those that it has and those that it will have.
+
+    Args:
+        graph: Any graph; it may load `dropin()` already.
+
+    Raises:
+        RuntimeError: If `dropin()` does not compile.
+    """
+    graph._import_kernels([dropin()])
+
+
 def distribution_version(*names: str) -> str:
     """Returns the version of the first installed distribution of these names: pip's and conda's differ.
 
@@ -48,13 +92,12 @@ def distribution_version(*names: str) -> str:
 
 
 @functools.cache
-def key() -> str:
-    """Returns what changes with the sources of the package and the version of the compiler.
+def key(*packages: str) -> str:
+    """Returns what changes with the sources of packages, of the kernels if none is named, and the compiler's version.
 
     Raises:
         RuntimeError: If there is no compiler.
     """
-    package = source()
     try:
         compiler = distribution_version("mojo-compiler", "mojo")
     except PackageNotFoundError:
@@ -62,9 +105,10 @@ def key() -> str:
             "Mojo's compiler is not installed, and this was not compiled ahead of time: see `maxsoftmax compile --help`"
         ) from None
     digest = hashlib.sha256(compiler.encode())
-    for path in sorted(package.rglob("*.mojo")):
-        digest.update(f"\0{path.relative_to(package).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
+    for package in map(source, packages or (KERNELS,)):
+        for path in sorted(package.rglob("*.mojo")):
+            digest.update(f"\0{path.relative_to(package).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:32]
 
 
@@ -74,7 +118,7 @@ def _precompile(package: Path, output: Path) -> None:
 
     try:
         subprocess_run_mojo(
-            ["precompile", str(package), "-o", str(output)],
+            ["precompile", "-I", str(package.parent), str(package), "-o", str(output)],
             check=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

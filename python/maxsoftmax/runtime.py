@@ -41,7 +41,7 @@ class Signature:
     options: tuple[tuple[str, Any], ...] = ()
     """What else that function is given; for a loss with the dtype of its targets."""
 
-    def choices(self) -> dict[str, int]:
+    def choices(self) -> dict[str, Any]:
         """Returns what the algorithm leaves to its caller, by name."""
         leaves = ALGORITHMS[self.device.label][self.algorithm]
         chosen = {"block_size": (leaves.block_sizes, self.block_size), "unroll": (leaves.unrolls, self.unroll)}
@@ -78,6 +78,7 @@ Observer = Callable[[Signature], AbstractContextManager[Any]]
 
 _observers: list[Observer] = []
 _models: dict[Signature, Model] = {}
+_others: dict[tuple[str, ...], Model] = {}
 _compiling = threading.Lock()
 
 
@@ -124,6 +125,25 @@ def model(signature: Signature, n: int) -> Model:
                 found = artifacts.precompiled(folder, session, parts) if folder else None
                 _models[signature] = found or artifacts.load(session, parts, functools.partial(compile, signature))
     return _models[signature]
+
+
+def of_graph(device: Device, parts: tuple[str, ...], graph: Callable[[], Graph]) -> Model:
+    """Returns the model of a graph of another kind, compiled unless this or an earlier process has done that.
+
+    Args:
+        device: Where it runs.
+        parts: What makes it another one than others, in words, the device included.
+        graph: Called for the graph when there is no model yet.
+
+    Returns:
+        The model. Safe to call from several threads.
+    """
+    if parts not in _others:
+        with _compiling:
+            if parts not in _others:
+                session = _session(device)
+                _others[parts] = artifacts.load(session, parts, lambda: session.compile(graph()))
+    return _others[parts]
 
 
 @contextmanager

@@ -1,0 +1,266 @@
+"""Logits that are computed as they are read, on the CPU: twice, once for the pair and once for the probabilities."""
+
+from std.math import ceildiv
+from std.runtime import parallelism_level
+from std.sys import simd_width_of
+from std.utils.numerics import neg_inf
+from max.gpu.host import DeviceContext
+from extensibility.managed_tensor_slice import InputFusion
+
+from ..logits import Logits, Row
+from ..online import MaxSum, accumulator
+from ..rows import Target
+
+comptime SPAN = 16384
+"""Elements of a row that are reduced in one go. Constant, so that the same input gives the same bits whatever the number
+of cores."""
+
+comptime UNROLL = 4
+"""Vectors between two rescalings of d."""
+
+comptime GRAIN = 16384
+"""Fewest elements worth waking another thread for."""
+
+
+def fused[
+    Fusion: InputFusion,
+    Sink: InputFusion,
+    in_dtype: DType,
+    out_dtype: DType,
+    rank: Int,
+    axis: Int,
+    causal: Bool,
+    //,
+    masked: Bool,
+    has_sink: Bool,
+](
+    y: Target[out_dtype],
+    x: Logits[Fusion, in_dtype, rank, axis, causal],
+    sink: Logits[Sink, in_dtype, rank, axis, False],
+    ctx: DeviceContext,
+) raises:
+    """Writes the softmax of every row of `x` to `y`.
+
+    Parameters:
+        Fusion: What computes the logits.
+        Sink: What computes the sinks.
+        in_dtype: Dtype of the logits.
+        out_dtype: Dtype of the probabilities.
+        rank: Number of dimensions.
+        axis: The axis that sums to 1.
+        causal: Whether rows end at the diagonal.
+        masked: Whether a row of nothing but -inf gives 0, not NaN.
+        has_sink: Whether there is one more logit a row, in the denominator only.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        sink: The additional logits, one a row.
+        ctx: The CPU to run on.
+    """
+    comptime accum = accumulator[in_dtype]()
+    comptime width = simd_width_of[accum]()
+    comptime contiguous = axis == rank - 1
+    var rows = x.rows()
+    # Where the axis is not the last, rows that are neighbours along the last one are taken side by side.
+    var last = 1 if contiguous else x.shape[rank - 1]
+    var tiles = ceildiv(last, width)
+    var tasks = rows.count() // last * tiles
+    var spans = ceildiv(rows.n, SPAN) if contiguous else 1
+    var workers = min(
+        parallelism_level(), ceildiv(rows.count() * rows.n, GRAIN)
+    )
+
+    @inline(.always)
+    def compute(task: Int) {imm}:
+        comptime if contiguous:
+            var row = x.row(task, 0)
+            var pair = _span(row, 0, rows.n)
+            for span in range(1, spans):
+                pair.merge(_span(row, span * SPAN, rows.n))
+            comptime if has_sink:
+                pair.add(
+                    Array[SIMD[accum, 1], 1](fill=sink.row(task, 0).load[1](0))
+                )
+            _write[masked](y.unsafe_offset(task * rows.n), row, 0, rows.n, pair)
+        else:
+            var line, tile = divmod(task, tiles)
+            var lines = rows.inner // last
+            var outer = line // lines
+            var first = line % lines * last + tile * width
+            if (tile + 1) * width <= last:
+                _columns[width, masked, has_sink](
+                    y, x, sink, outer, first, rows.n, rows.inner
+                )
+            else:
+                for i in range(last - tile * width):
+                    _columns[1, masked, has_sink](
+                        y, x, sink, outer, first + i, rows.n, rows.inner
+                    )
+
+    if spans == 1 or workers == 1 or tasks >= 4 * workers:
+        _parallel(compute, tasks, workers, ctx)
+        return
+
+    comptime if contiguous:
+        # Few long rows: their spans are shared out, and the pairs meet in between, in the same order as above.
+        var pairs = List[MaxSum[accum, 1]](
+            length=tasks * spans, fill=MaxSum[accum, 1]()
+        )
+        var slots = pairs.unsafe_ptr()
+
+        @inline(.always)
+        def reduce(task: Int) {imm}:
+            var row, span = divmod(task, spans)
+            slots[unsafe_offset=task] = _span(
+                x.row(row, 0), span * SPAN, rows.n
+            )
+
+        _parallel(reduce, tasks * spans, workers, ctx)
+        for row in range(tasks):
+            for span in range(1, spans):
+                pairs[row * spans].merge(pairs[row * spans + span])
+            comptime if has_sink:
+                pairs[row * spans].add(
+                    Array[SIMD[accum, 1], 1](fill=sink.row(row, 0).load[1](0))
+                )
+
+        @inline(.always)
+        def write(task: Int) {imm}:
+            var row, span = divmod(task, spans)
+            _write[masked](
+                y.unsafe_offset(row * rows.n),
+                x.row(row, 0),
+                span * SPAN,
+                min((span + 1) * SPAN, rows.n),
+                slots[unsafe_offset=row * spans],
+            )
+
+        _parallel(write, tasks * spans, workers, ctx)
+        _ = pairs^
+
+
+@inline(.always)
+def _span(row: Row, start: Int, n: Int) -> MaxSum[row.accum, 1]:
+    """Returns the pair of the row's elements from `start` on, a span of them.
+    """
+    comptime width = simd_width_of[row.accum]()
+    comptime Vector = SIMD[row.accum, width]
+    # Vectors may reach beyond what takes part, not beyond the tensor.
+    var end = min(start + SPAN, n)
+    var stop = min(end, row.length)
+    var pair = MaxSum[row.accum, width]()
+    var i = start
+    while i + UNROLL * width <= end and i < stop:
+        var logits = Array[Vector, UNROLL](fill=0)
+        comptime for j in range(UNROLL):
+            logits[j] = row.load[width](i + j * width)
+        pair.add(logits)
+        i += UNROLL * width
+    while i + width <= end and i < stop:
+        pair.add(Array[Vector, 1](fill=row.load[width](i)))
+        i += width
+    var result = pair.collapse()
+    while i < stop:
+        result.add(Array[SIMD[row.accum, 1], 1](fill=row.load[1](i)))
+        i += 1
+    return result
+
+
+@inline(.always)
+def _write[
+    masked: Bool, out_dtype: DType
+](
+    y: Target[out_dtype],
+    row: Row,
+    start: Int,
+    end: Int,
+    pair: MaxSum[row.accum, 1],
+):
+    """Writes the probabilities of a row's elements `start` to `end`."""
+    comptime width = simd_width_of[row.accum]()
+    var i = start
+    comptime if masked:
+        if _is_empty(pair):
+            while i < end:
+                y[unsafe_offset=i] = 0
+                i += 1
+            return
+    var normalizer = pair.normalizer()
+    while i + width <= end and i < row.length:
+        y.unsafe_store(
+            i, normalizer.probability(row.load[width](i)).cast[out_dtype]()
+        )
+        i += width
+    while i < end:
+        # Beyond what takes part: 0, or NaN where the row is.
+        var logit = SIMD[row.accum, 1](neg_inf[row.accum]())
+        if i < row.length:
+            logit = row.load[1](i)
+        y[unsafe_offset=i] = normalizer.probability(logit).cast[out_dtype]()
+        i += 1
+
+
+@inline(.always)
+def _columns[
+    lanes: Int, masked: Bool, has_sink: Bool, out_dtype: DType
+](
+    y: Target[out_dtype],
+    x: Logits,
+    sink: Logits,
+    outer: Int,
+    inner: Int,
+    n: Int,
+    step: Int,
+):
+    """Computes `lanes` rows that are neighbours along the last axis."""
+    comptime Vector = SIMD[x.accum, lanes]
+    var row = x.row(outer, inner)
+    var pair = MaxSum[x.accum, lanes]()
+    for i in range(row.length):
+        pair.add(Array[Vector, 1](fill=row.load[lanes](i)))
+    comptime if has_sink:
+        pair.add(
+            Array[Vector, 1](
+                fill=rebind[Vector](sink.row(outer, inner).load[lanes](0))
+            )
+        )
+    var normalizer = pair.normalizer()
+    var empty = pair.m.eq(neg_inf[x.accum]()) & pair.d.value.eq(0)
+    var target = y.unsafe_offset(outer * n * step + inner)
+    for i in range(n):
+        var logits = Vector(neg_inf[x.accum]())
+        if i < row.length:
+            logits = row.load[lanes](i)
+        var values = normalizer.probability(logits)
+        comptime if masked:
+            values = empty.select(Vector(0), values)
+        target.unsafe_store(i * step, values.cast[out_dtype]())
+
+
+@inline(.always)
+def _is_empty(pair: MaxSum[_, 1]) -> Bool:
+    """Returns whether nothing took part but -inf."""
+    return Bool(pair.m == neg_inf[pair.dtype]() and pair.d.value == 0)
+
+
+@inline(.always)
+def _parallel[
+    F: def(Int) -> None
+](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
+    """Calls task(0) … task(count - 1), each worker a contiguous share; inline when there is one worker.
+    """
+    if workers <= 1:
+        for i in range(count):
+            task(i)
+        return
+
+    @inline(.always)
+    def share(worker: Int) {imm}:
+        for i in range(
+            worker * count // workers, (worker + 1) * count // workers
+        ):
+            task(i)
+
+    ctx.enqueue_cpu_range(share, count=workers)
+    ctx.synchronize()

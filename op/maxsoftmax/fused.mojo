@@ -1,0 +1,97 @@
+"""Softmax of an input that MAX may have fused: as it lies in memory where it does, computed as it is read elsewhere."""
+
+from extensibility import OutputTensor
+from extensibility import _FusedInputTensor as FusedInputTensor
+from max.gpu.host import DeviceContext
+from max.gpu.host.info import is_cpu
+
+from . import cpu, gpu
+from .logits import Logits, address, is_plain
+from .rows import Rows
+
+
+@inline(.always)
+def softmax[
+    target: StaticString, axis: Int, has_prologue_fusion: Bool
+](
+    y: OutputTensor,
+    x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
+    ctx: DeviceContext,
+) raises:
+    """Computes softmax by `auto`, in one kernel together with what computes its input.
+
+    Parameters:
+        target: Where to compute: "cpu" or "gpu".
+        axis: Which axis sums to 1, counted from 0.
+        has_prologue_fusion: Whether MAX fused anything into the input.
+
+    Args:
+        y: Probabilities, of the shape and dtype of `x`.
+        x: Logits.
+        ctx: The device.
+    """
+    comptime plain = is_plain[
+        x.InFusion, x.dtype, x.rank, has_prologue_fusion
+    ]()
+    comptime contiguous = axis == x.rank - 1
+    var rows = Rows.of[axis](x.shape())
+    if rows.is_empty():
+        return
+    var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    comptime if plain:
+        var source_ptr = address[x.dtype](x.in_fusion)
+        comptime if is_cpu[target]():
+            cpu.softmax["auto", y.dtype, contiguous](
+                target_ptr, source_ptr, rows, ctx
+            )
+        else:
+            gpu.softmax["auto", y.dtype, 128, 4, contiguous](
+                target_ptr, source_ptr, rows, ctx
+            )
+    else:
+        var logits = Logits[x.InFusion, x.dtype, x.rank, axis, False](
+            x.in_fusion, x.shape()
+        )
+        comptime if is_cpu[target]():
+            cpu.fused[False, False](target_ptr, logits, logits, ctx)
+        else:
+            gpu.fused[False, False](target_ptr, logits, logits, ctx)
+
+
+@inline(.always)
+def masked_softmax[
+    target: StaticString, axis: Int, causal: Bool, masked: Bool, has_sink: Bool
+](
+    y: OutputTensor,
+    x: FusedInputTensor[rank=y.rank, ...],
+    sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
+    ctx: DeviceContext,
+) raises:
+    """Computes softmax as attention has it.
+
+    Parameters:
+        target: Where to compute: "cpu" or "gpu".
+        axis: Which axis sums to 1, counted from 0.
+        causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
+        masked: Whether a row of nothing but -inf gives 0, not NaN.
+        has_sink: Whether there is one more logit a row, in the denominator only.
+
+    Args:
+        y: Probabilities, of the shape of `x`.
+        x: Logits.
+        sink: The additional logits, of length 1 along `axis`; not looked at if there are none.
+        ctx: The device.
+    """
+    if Rows.of[axis](x.shape()).is_empty():
+        return
+    var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
+        x.in_fusion, x.shape()
+    )
+    var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
+        sink.in_fusion, sink.shape()
+    )
+    comptime if is_cpu[target]():
+        cpu.fused[masked, has_sink](target_ptr, logits, sinks, ctx)
+    else:
+        gpu.fused[masked, has_sink](target_ptr, logits, sinks, ctx)

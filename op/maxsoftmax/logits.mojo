@@ -1,0 +1,166 @@
+"""Logits that are computed as they are read: what MAX fused into the input of an op, and which of it takes part."""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.math import iota
+from std.reflection import reflect
+from std.sys import size_of
+from std.utils import IndexList
+from std.utils.numerics import neg_inf
+from extensibility import _FusedInputTensor as FusedInputTensor
+from extensibility.managed_tensor_slice import InputFusion
+
+from .online import accumulator
+from .rows import Rows, Source
+
+
+@fieldwise_init
+struct Logits[
+    Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
+](DevicePassable, TrivialRegisterPassable):
+    """A tensor that is nowhere in memory: a function from indices to elements.
+
+    Parameters:
+        Fusion: That function, which the graph compiler writes.
+        dtype: Dtype of the elements.
+        rank: Number of dimensions.
+        axis: The axis that will sum to 1, counted from 0.
+        causal: Whether row q of the axis before takes only the elements that are not after it, both counted from the
+            end.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+    comptime device_type: AnyType = Self
+
+    var fusion: Self.Fusion
+    """What is loaded."""
+    var shape: IndexList[Self.rank]
+    """The tensor's shape."""
+
+    @inline(.always)
+    def rows(self) -> Rows:
+        """Returns how the tensor is divided into rows."""
+        return Rows.of[Self.axis](self.shape)
+
+    @inline(.always)
+    def row(
+        self, outer: Int, inner: Int
+    ) -> Row[Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal]:
+        """Returns the row before and after whose axis there are these places, counted as in row-major memory.
+        """
+        var at = IndexList[Self.rank]()
+        var rest = inner
+        comptime for i in reversed(range(Self.axis + 1, Self.rank)):
+            at[i] = rest % self.shape[i]
+            rest //= self.shape[i]
+        rest = outer
+        comptime for i in reversed(range(Self.axis)):
+            at[i] = rest % self.shape[i]
+            rest //= self.shape[i]
+        var n = self.shape[Self.axis]
+        comptime if Self.causal:
+            comptime query = Self.axis - 1
+            n = max(0, min(n, at[query] + 1 + n - self.shape[query]))
+        return {self.fusion, at, n}
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "Logits"
+
+
+@fieldwise_init
+struct Row[
+    Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
+](TrivialRegisterPassable):
+    """A row of `Logits`.
+
+    Parameters:
+        Fusion: What is loaded.
+        dtype: Dtype of what is loaded.
+        rank: Number of dimensions.
+        axis: The axis of the row.
+        causal: Whether the row may end before the tensor does.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+
+    var fusion: Self.Fusion
+    """What is loaded."""
+    var at: IndexList[Self.rank]
+    """Where the row's first element is."""
+    var length: Int
+    """How many elements take part: from there on, all are -inf."""
+
+    @inline(.always)
+    def load[
+        width: Int, alignment: Int = 1
+    ](self, i: Int) -> SIMD[Self.accum, width]:
+        """Returns `width` elements along the tensor's last axis from the row's element `i` on, none beyond the tensor.
+
+        Parameters:
+            width: How many.
+            alignment: Of how many elements the index of the first is surely a multiple, the row's own included.
+
+        Args:
+            i: Where in the row.
+
+        Returns:
+            The elements, widened; -inf for those of the row that take no part.
+        """
+        var at = self.at
+        at[Self.axis] += i
+        var values = self.fusion.load[Self.dtype, Self.rank, width, alignment](
+            at
+        ).cast[Self.accum]()
+        comptime if Self.causal and Self.axis == Self.rank - 1 and width > 1:
+            return (
+                iota[DType.int64, width]()
+                .lt(Int64(self.length - i))
+                .select(values, SIMD[Self.accum, width](neg_inf[Self.accum]()))
+            )
+        else:
+            return values
+
+
+def is_plain[
+    Fusion: InputFusion, dtype: DType, rank: Int, has_prologue_fusion: Bool
+]() -> Bool:
+    """Returns whether an input is a tensor as it lies in memory, at an address that `address` can find.
+
+    What MAX hands over for such a tensor is a struct of a pointer, a shape and strides. Should a version of MAX do it
+    otherwise, the tensor is read like one that is computed: slower, and as correct.
+
+    Parameters:
+        Fusion: What loads the input.
+        dtype: The input's dtype.
+        rank: The input's number of dimensions.
+        has_prologue_fusion: What MAX says of it.
+    """
+    comptime if has_prologue_fusion:
+        return False
+    comptime fields = reflect[Fusion]
+    comptime if fields.field_count() != 3:
+        return False
+    comptime types = fields.field_types()
+    return (
+        size_of[types[0]]() == size_of[Source[dtype]]()
+        and size_of[types[1]]() == size_of[IndexList[rank]]()
+        and size_of[types[2]]() == size_of[IndexList[rank]]()
+        and "Pointer[" in reflect[types[0]].name()
+        and "IndexList[" in reflect[types[1]].name()
+        and "IndexList[" in reflect[types[2]].name()
+    )
+
+
+@inline(.always)
+def address[
+    Fusion: InputFusion, //, dtype: DType
+](fusion: Fusion) -> Source[dtype]:
+    """Returns where the first element of a tensor is for which `is_plain`."""
+    var copy = fusion
+    return Pointer(to=copy).unsafe_bitcast[Source[dtype]]()[]

@@ -1,0 +1,63 @@
+"""Every op of MAX that is replaced. A registration in a graph's own extension comes before the built-in one."""
+
+import extensibility as compiler
+from extensibility import InputTensor, OutputTensor
+from extensibility import _FusedInputTensor as FusedInputTensor
+from max.gpu.host import DeviceContext
+
+from maxsoftmax import fused, registry
+
+
+@compiler.register("mo.reduce.softmax")
+struct Softmax:
+    """What `max.graph.ops.softmax` puts into a graph."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, has_prologue_fusion: Bool
+    ](
+        y: OutputTensor,
+        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) capturing raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Which axis sums to 1; a negative one counts from the last.
+            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+
+        Args:
+            y: Probabilities, of the shape and dtype of `x`.
+            x: Logits.
+            ctx: The device.
+        """
+        comptime place = axis if axis >= 0 else axis + x.rank
+        fused.softmax[target, place, has_prologue_fusion](y, x, ctx)
+
+
+@compiler.register("mo.reduce.logsoftmax")
+struct LogSoftmax:
+    """What `max.graph.ops.logsoftmax` puts into a graph."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Along which axis probabilities sum to 1; a negative one counts from the last.
+
+        Args:
+            y: Logarithms of probabilities, of the shape and dtype of `x`.
+            x: Logits.
+            ctx: The device.
+        """
+        comptime place = axis if axis >= 0 else axis + x.rank
+        registry.LogSoftmax.execute[target, place](y, x, ctx)

@@ -1,0 +1,37 @@
+"""What the graph compiler makes of a graph: the Mojo that it writes, whose kernels can be counted unbuilt."""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from max.engine import CompilationStopped, InferenceSession
+from maxsoftmax import runtime
+
+
+class Emitted(str):
+    """The Mojo of a graph."""
+
+    def launches(self):
+        """Returns the names of the kernels that it launches, each as a trace would have it."""
+        return re.findall(r'Trace\[[^"]*"[^"]*"\)\]\("([^"]+)"', self)
+
+    def calls(self):
+        """Returns the registrations that it calls."""
+        return re.findall(r"([\w.]+)\.execute\[", self)
+
+
+def emit(graph, device="cpu"):
+    """Returns the Mojo of `graph`."""
+    session = InferenceSession(devices=[runtime.device(device)])
+    # The files of the stages before it are large.
+    with TemporaryDirectory() as folder:
+        session.debug.pre_jit = True
+        session.debug.ir_output_dir = folder
+        try:
+            session.compile(graph)
+        except CompilationStopped:
+            pass
+        finally:
+            session.debug.pre_jit = False
+            session.debug.ir_output_dir = ""
+        return Emitted(next(Path(folder).glob("*.mojo")).read_text())

@@ -1,0 +1,170 @@
+"""Scale, masks, temperature and sink, against float64 NumPy, as arrays and in graphs."""
+
+import maxsoftmax
+import ml_dtypes
+import numpy as np
+import pytest
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
+from maxsoftmax import runtime
+
+SHAPE = (2, 3, 5, 7)
+OFF = np.random.default_rng(9).random(SHAPE[2:]) < 0.4
+OFF[3] = True
+BIAS = np.random.default_rng(8).standard_normal((2, 1, 5, 7)).astype(np.float16)
+BIAS[1, 0, 2] = -np.inf
+
+
+def attention(x, axis=-1, *, scale=1.0, mask=None, causal=False, temperature=1.0, sink=None):
+    """Returns what the documentation says, in float64."""
+    z = x.astype(np.float64) * scale
+    if mask is not None and mask.dtype != bool:
+        z = z + mask.astype(np.float64)
+    z = z / temperature
+    if mask is not None and mask.dtype == bool:
+        z = np.where(mask, z, -np.inf)
+    if causal:
+        queries, keys = z.shape[axis - 1], z.shape[axis]
+        seen = np.arange(keys) <= np.arange(queries)[:, None] + keys - queries
+        z = np.where(seen.reshape(seen.shape + (1,) * (-1 - axis)), z, -np.inf)
+    if sink is not None:
+        column = np.broadcast_to(sink, [1 if i == axis % z.ndim else n for i, n in enumerate(z.shape)])
+        z = np.concatenate([z, column.astype(np.float64)], axis=axis)
+    with np.errstate(invalid="ignore"):
+        e = np.exp(z - z.max(axis=axis, keepdims=True))
+        y = e / e.sum(axis=axis, keepdims=True)
+    if sink is not None:
+        y = np.take(y, range(y.shape[axis] - 1), axis=axis)
+    if mask is not None or causal:
+        y = np.where(np.isnan(y).all(axis=axis, keepdims=True), 0, y)
+    return y
+
+
+def logits(shape, dtype=np.float32, seed=0):
+    return (np.random.default_rng(seed).standard_normal(shape) * 3).astype(dtype)
+
+
+CASES = {
+    "mask and causal": ({"mask": ~OFF, "causal": True}, -1, np.float32),
+    "everything": (
+        {
+            "scale": 0.125,
+            "mask": BIAS,
+            "causal": True,
+            "temperature": np.linspace(0.5, 2, 5, dtype=np.float32)[:, None],
+            "sink": logits((3, 1, 1), seed=2),
+        },
+        -1,
+        ml_dtypes.bfloat16,
+    ),
+    "along the keys of (queries, keys, heads)": (
+        {"scale": np.float64(0.3), "causal": True, "temperature": 0.7, "sink": np.zeros((1, 7))},
+        -2,
+        np.float64,
+    ),
+}
+TOLERANCE = {"float64": 1e-14, "float32": 1e-6, "float16": 1.1e-3, "bfloat16": 8.1e-3}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_numpy(device, case):
+    options, axis, dtype = CASES[case]
+    for shape in [SHAPE, (1, 3, 5, 7), (4, 3, 5, 7)][: 1 if "mask" in options and options["mask"].ndim > 2 else 3]:
+        x = logits(shape, dtype)
+        y = maxsoftmax.softmax(x, axis=axis, device=device, **options)
+        assert y.dtype == x.dtype
+        reference = attention(x, axis, **options)
+        np.testing.assert_allclose(
+            y.astype(np.float64), reference, rtol=TOLERANCE[y.dtype.name], atol=np.finfo(np.float16).smallest_subnormal
+        )
+        np.testing.assert_array_equal(y == 0, reference.astype(y.dtype) == 0)
+
+
+def test_rows_with_more_queries_than_keys_and_long_ones(device):
+    # The model of "mask and causal" takes any lengths: some queries see no key at all, others more than a block holds.
+    for queries, keys in [(9, 4), (2, 70_001), (3, 40_000), (2, 1024)]:
+        x = logits((1, 2, queries, keys))
+        mask = np.random.default_rng(3).random((queries, keys)) < 0.7
+        y = maxsoftmax.softmax(x, mask=mask, causal=True, device=device)
+        np.testing.assert_allclose(y, attention(x, mask=mask, causal=True), rtol=4e-6, atol=1e-30)
+    assert (maxsoftmax.softmax(logits((1, 2, 9, 4)), mask=np.ones((9, 4), bool), causal=True)[..., :5, :] == 0).all()
+
+
+def test_nan_is_not_hidden_by_a_mask_that_keeps_it(device):
+    x = logits((1, 1, 3, 4))
+    x[..., 1, 0] = np.nan
+    mask = np.ones((3, 4), bool)
+    y = maxsoftmax.softmax(x, mask=mask, causal=True, device=device)
+    assert np.isnan(y[..., 1, :]).all()
+    assert not np.isnan(y[..., [0, 2], :]).any()
+    mask[:, 0] = False
+    assert not np.isnan(maxsoftmax.softmax(x, mask=mask, causal=True, device=device)).any()
+
+
+def test_nothing_of_nothing():
+    assert maxsoftmax.softmax(np.zeros((0, 3)), scale=2.0).shape == (0, 3)
+
+
+BAD = [
+    ({"scale": np.nan}, ValueError, "scale must be a finite number, not nan"),
+    ({"scale": "0.5"}, TypeError, "scale must be a number or a tensor of numbers, not '0.5'"),
+    ({"scale": True}, TypeError, "scale must be a number or a tensor of numbers, not True"),
+    ({"temperature": 0}, ValueError, "temperature must be a positive, finite number, not 0"),
+    ({"temperature": -1.5}, ValueError, "temperature must be a positive, finite number, not -1.5"),
+    ({"causal": 1}, TypeError, "causal must be True or False, not 1"),
+    ({"causal": True, "axis": 0}, ValueError, "causal True needs an axis of queries before the axis of keys"),
+    ({"causal": True, "algorithm": "naive"}, ValueError, "algorithm 'naive' takes no scale, mask, causal"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+def test_bad_options_are_refused_in_one_sentence(monkeypatch, options, error, message):
+    monkeypatch.setattr(runtime, "of_graph", None)
+    with pytest.raises(error, match=message) as raised:
+        maxsoftmax.softmax(np.zeros((3, 4)), **options)
+    assert "\n" not in str(raised.value)
+    with Graph("bad", input_types=[TensorType(DType.float32, (3, 4), DeviceRef.CPU())]) as graph:
+        before = str(graph)
+        with pytest.raises(error, match=message):
+            maxsoftmax.ops.softmax(graph.inputs[0].tensor, **options)
+        assert str(graph) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mask": np.zeros((4, 4))}, ValueError, r"mask has shape \(4, 4\), but must broadcast to \(3, 4\)"),
+        ({"mask": np.zeros((1, 3, 4))}, ValueError, r"mask has shape \(1, 3, 4\), but must broadcast to \(3, 4\)"),
+        ({"mask": np.zeros(4, int)}, TypeError, "mask has dtype int64, but must be of floats or bools"),
+        ({"sink": np.zeros(4)}, ValueError, r"sink has shape \(4,\), but must broadcast to \(3, 1\)"),
+        ({"sink": np.zeros((3, 1), bool)}, TypeError, "sink has dtype bool, but must be of floats"),
+        ({"scale": np.zeros(3)}, ValueError, r"scale has shape \(3,\), but must broadcast to \(3, 4\)"),
+        ({"scale": 2.0, "axis": None}, TypeError, "axis must be an integer, not None"),
+        ({"scale": 2.0, "device": "tpu"}, ValueError, "device 'tpu' is not on this machine"),
+        ({"scale": 2.0, "unroll": 4}, ValueError, "unroll 4 has no meaning"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_sentence(monkeypatch, options, error, message):
+    monkeypatch.setattr(runtime, "of_graph", None)
+    with pytest.raises(error, match=message) as raised:
+        maxsoftmax.softmax(np.zeros((3, 4)), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_tensors_add_nothing_to_the_graph():
+    place = DeviceRef.CPU()
+    types = [
+        TensorType(DType.float32, ("q", "k"), place),
+        TensorType(DType.bool, ("k", "q"), place),
+        TensorType(DType.float32, ("k",), DeviceRef.GPU()),
+    ]
+    with Graph("bad", input_types=types) as graph:
+        x, turned, elsewhere = (value.tensor for value in graph.inputs)
+        before = str(graph)
+        with pytest.raises(ValueError, match=r"mask has shape \(k, q\), but must broadcast to \(q, k\)"):
+            maxsoftmax.ops.softmax(x, mask=turned)
+        with pytest.raises(ValueError, match="mask is on gpu:0, but must be on cpu:0, where x is"):
+            maxsoftmax.ops.softmax(x, mask=elsewhere)
+        with pytest.raises(TypeError, match="sink must be a tensor of the graph, not 'all'"):
+            maxsoftmax.ops.softmax(x, sink="all")
+        assert str(graph) == before

@@ -1,0 +1,84 @@
+"""What MAX can fuse into a softmax is computed as it reads its input: one kernel, and nothing in between in memory."""
+
+import maxsoftmax
+import numpy as np
+import pytest
+import scipy.special
+from emitted import emit
+from max.driver import Buffer
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
+from max.graph import ops as max_ops
+from maxsoftmax import runtime
+
+SHAPES = [(2, 5, 64), (3, 4, 67), (1, 3, 40_000), (2, 300, 31)]
+
+
+def producers(x, mask, keep):
+    """Softmaxes of what is computed elementwise, as one would write them without fusion in mind."""
+    low = max_ops.constant(-np.inf, DType.float32, x.device)
+    return {
+        "scale and mask": max_ops.softmax(x * 0.125 + mask),
+        "where": max_ops.softmax(max_ops.where(keep, x, low)),
+        "cast": max_ops.softmax(max_ops.cast(x, DType.float64)),
+        "temperature along another axis": max_ops.softmax(x / 0.7, axis=1),
+        "along the first axis": max_ops.softmax(max_ops.abs(x), axis=0),
+        "transposed": max_ops.softmax(max_ops.transpose(x, 1, 2)),
+        "by name": maxsoftmax.ops.softmax(x * 2.0 + 1.0),
+        "all forms": maxsoftmax.ops.softmax(x, scale=0.5, mask=keep, causal=True, temperature=2.0),
+    }
+
+
+def expected(x, mask, keep):
+    wide = x.astype(np.float64)
+    seen = np.arange(x.shape[2]) <= np.arange(x.shape[1])[:, None] + x.shape[2] - x.shape[1]
+    softmax = scipy.special.softmax
+    with np.errstate(invalid="ignore"):
+        return {
+            "scale and mask": softmax(wide * 0.125 + mask, axis=-1),
+            "where": softmax(np.where(keep, wide, -np.inf), axis=-1),
+            "cast": softmax(wide, axis=-1),
+            "temperature along another axis": softmax(wide / 0.7, axis=1),
+            "along the first axis": softmax(np.abs(wide), axis=0),
+            "transposed": softmax(wide.transpose(0, 2, 1), axis=-1),
+            "by name": softmax(wide * 2 + 1, axis=-1),
+            "all forms": np.nan_to_num(softmax(np.where(keep & seen, wide / 4, -np.inf), axis=-1)),
+        }
+
+
+def graph_on(device):
+    place = DeviceRef.from_device(runtime.device(device))
+    types = [
+        TensorType(DType.float32, ("batch", "queries", "keys"), place),
+        TensorType(DType.float32, ("keys",), place),
+        TensorType(DType.bool, ("queries", "keys"), place),
+    ]
+    with Graph("fused", input_types=types, custom_extensions=[maxsoftmax.dropin(), maxsoftmax.extension()]) as graph:
+        graph.output(*producers(*(value.tensor for value in graph.inputs)).values())
+    return graph
+
+
+@pytest.fixture(scope="session")
+def model(device):
+    return InferenceSession(devices=[runtime.device(device)]).load(graph_on(device))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_inputs_give_what_numpy_does(model, device, shape):
+    generator = np.random.default_rng(1)
+    x = (generator.standard_normal(shape) * 2).astype(np.float32)
+    mask = generator.standard_normal(shape[2:]).astype(np.float32)
+    keep = generator.random(shape[1:]) < 0.7
+    keep[0] = False
+    results = model.execute(*(Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, mask, keep)))
+    for result, (name, reference) in zip(results, expected(x, mask, keep).items(), strict=True):
+        y = result.to(runtime.device("cpu")).to_numpy()
+        np.testing.assert_allclose(y, reference, rtol=5e-6, atol=1e-30, err_msg=name)
+
+
+def test_each_is_one_launch(device):
+    graph = graph_on(device)
+    launches = emit(graph).launches()
+    assert len(launches) == len(graph.output_types), launches
+    assert all("softmax" in launch and launch.startswith("Prologue(") for launch in launches), launches
