@@ -1,5 +1,7 @@
 """Scale, masks, temperature and sink, against float64 NumPy, as arrays and in graphs."""
 
+import re
+
 import maxsoftmax
 import ml_dtypes
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import runtime
+from maxsoftmax.nn import Softmax
 
 SHAPE = (2, 3, 5, 7)
 OFF = np.random.default_rng(9).random(SHAPE[2:]) < 0.4
@@ -168,3 +171,20 @@ def test_bad_tensors_add_nothing_to_the_graph():
         with pytest.raises(TypeError, match="sink must be a tensor of the graph, not 'all'"):
             maxsoftmax.ops.softmax(x, sink="all")
         assert str(graph) == before
+
+
+def test_the_layer_adds_the_op():
+    def built(softmax):
+        types = [
+            TensorType(DType.float32, ("q", "k"), DeviceRef.CPU()),
+            TensorType(DType.bool, ("k",), DeviceRef.CPU()),
+        ]
+        with Graph("layer", input_types=types) as graph:
+            graph.output(softmax(*(value.tensor for value in graph.inputs)))
+        return re.sub(r"loc\(.*?\)|#loc.*", "", str(graph))
+
+    layer = built(Softmax(scale=0.5, causal=True))
+    assert layer == built(lambda x, mask: maxsoftmax.ops.softmax(x, scale=0.5, mask=mask, causal=True))
+    assert layer != built(Softmax(scale=0.5))
+    assert built(lambda x, mask: Softmax(axis=0)(x)) == built(lambda x, mask: maxsoftmax.ops.softmax(x, axis=0))
+    assert Softmax().state_dict() == {}
