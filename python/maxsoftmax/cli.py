@@ -15,7 +15,7 @@ from rich import filesize
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from maxsoftmax import __version__, ahead, cache, runtime
+from maxsoftmax import __version__, ahead, cache, runtime, train
 from maxsoftmax.bench import command as bench_command
 from maxsoftmax.bench import tune as bench_tune
 from maxsoftmax.console import Console
@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
     bench_command.add(commands)
     bench_tune.add(commands)
+
+    train.add(commands)
 
     ahead.add(commands)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,18 @@ COLOURS = (
 
 FORMATS = ("svg", "png")
 
+STYLE: Any = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 10,
+}
+"""What matplotlib is told."""
+
 
 def targets(path: Path) -> list[Path]:
     """Returns the files that a chart called `path` makes: the one its suffix says, or one of each format without.
@@ -56,6 +70,19 @@ def targets(path: Path) -> list[Path]:
     return [path]
 
 
+def check(path: Path) -> None:
+    """Refuses now a chart called `path` that could not be written later.
+
+    Raises:
+        OSError: If a file cannot be written.
+        ValueError: If the suffix is of another format, or matplotlib is not installed.
+    """
+    for target in targets(path):
+        files.check(target)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("a chart needs matplotlib: pip install 'maxsoftmax[bench]'")
+
+
 def write(results: Results, path: Path) -> list[Path]:
     """Draws `results` and returns the files written: an SVG, a PNG, or both where `path` has no suffix.
 
@@ -64,10 +91,20 @@ def write(results: Results, path: Path) -> list[Path]:
         OSError: If a file cannot be written.
         ValueError: If nothing was timed, or the suffix is of another format.
     """
-    paths = targets(path)
-    figure = draw(results)
+    targets(path)
+    return save(draw(results), path)
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Writes a figure as `write` does, and returns the files written.
+
+    Raises:
+        OSError: If a file cannot be written.
+        ValueError: If the suffix is of another format.
+    """
     from matplotlib import rc_context
 
+    paths = targets(path)
     for target in paths:
         content = io.BytesIO()
         form = target.suffix.lower().lstrip(".")
@@ -77,6 +114,20 @@ def write(results: Results, path: Path) -> list[Path]:
             figure.savefig(content, format=form, dpi=150, transparent=True, metadata=metadata)
         files.replace(target, content.getvalue())
     return paths
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[Figure]:
+    """Yields an empty figure to draw in, in these colours.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        yield Figure(layout="constrained")
 
 
 def draw(results: Results) -> Figure:
@@ -89,21 +140,7 @@ def draw(results: Results) -> Figure:
     timed = [r for r in results.records if r.status == "ok"]
     if not timed:
         raise ValueError("nothing was timed, so there is nothing to draw")
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    style: Any = {
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "font.size": 10,
-    }
-    with rc_context(style):
-        figure = Figure(layout="constrained")
+    with styled() as figure:
         cases = list(dict.fromkeys((r.case, r.dtype) for r in timed))
         if len(cases) == 1:
             _bars(figure, timed)

@@ -1,0 +1,158 @@
+"""`maxsoftmax train`: small classifiers, trained in a MAX graph with the cross entropy of this package.
+
+The first task is the published one: 256 samples of 24 features, whose label is whether the first is positive, a
+network of 24, 96 and 2, and Adam at a rate of 0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from max.driver import Device
+
+from maxsoftmax import runtime
+from maxsoftmax.bench import chart
+from maxsoftmax.console import Console
+from maxsoftmax.network import Samples, Step, Training
+
+out = Console()
+log = Console(stderr=True)
+
+
+class Task(NamedTuple):
+    """What is to be learnt, and how."""
+
+    learn: Samples
+    held_out: Samples
+    """Samples that it is only tried on."""
+    classes: int
+    rate: float
+    """Adam's."""
+    steps: int
+    """How many, unless told otherwise: each sees all samples."""
+
+    def training(self, seed: int, device: Device, compiling: AbstractContextManager[Any] | None = None) -> Training:
+        """Returns a network at its start, as `Training` does."""
+        return Training(
+            self.learn,
+            self.held_out,
+            classes=self.classes,
+            rate=self.rate,
+            seed=seed,
+            device=device,
+            compiling=compiling,
+        )
+
+
+def sign(seed: int) -> Task:
+    """Returns the published task, normal features whose first one's sign is the class, and as many samples held out."""
+    x = np.random.default_rng((seed, 0)).standard_normal((512, 24), dtype=np.float32)
+    target = (x[:, 0] > 0).astype(np.int64)
+    return Task(Samples(x[:256], target[:256]), Samples(x[256:], target[256:]), classes=2, rate=0.1, steps=15)
+
+
+def digits(seed: int) -> Task:
+    """Returns scikit-learn's 1797 handwritten digits of 8×8 pixels, every fifth of them held out, whatever the seed.
+
+    Raises:
+        ValueError: If scikit-learn is not installed.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError("task 'digits' needs scikit-learn: pip install 'maxsoftmax[digits]'")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x, target = (found.data / 16).astype(np.float32), found.target.astype(np.int64)
+    held_out = np.arange(len(x)) % 5 == 4
+    learn = Samples(x[~held_out], target[~held_out])
+    return Task(learn, Samples(x[held_out], target[held_out]), classes=10, rate=0.01, steps=100)
+
+
+TASKS: dict[str, Callable[[int], Task]] = {"sign": sign, "digits": digits}
+"""Each by its name, made from a seed."""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to those of the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="trains a small classifier in a MAX graph",
+        description="Trains a network of one hidden layer, forward, backward and Adam in one compiled MAX graph.",
+    )
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="sign",
+        help="sign, whether the first of 24 features is positive; or digits, scikit-learn's (default: sign)",
+    )
+    parser.add_argument("--steps", type=_count, metavar="N", help="(default: 15 for sign, 100 for digits)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of weights and samples (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1, … (default: cpu)")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="where the loss goes as a chart: .svg or .png, or both without a suffix",
+    )
+    parser.set_defaults(command=_train)
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0")
+    return int(text)
+
+
+def _train(options: argparse.Namespace) -> int:
+    if options.plot:
+        chart.check(options.plot)
+    device = runtime.device(options.device)
+    task = TASKS[options.task](options.seed)
+    count = options.steps or task.steps
+    with log.status("compiling the graph of a step: a minute or more the first time") as compiling:
+        training = task.training(options.seed, device, compiling)
+    found = []
+    for number, step in enumerate(training.steps(count)):
+        found.append(step)
+        if number < count:
+            out.print(f"step {number + 1:>{len(str(count))}} of {count}: loss {step.loss:.6f}")
+    last = found[-1]
+    out.print(
+        f"after {count} step{'s' * (count > 1)}: loss {last.loss:.6f}, "
+        f"{last.right:.1%} of {len(task.held_out.x)} samples held out are right"
+    )
+    if options.plot:
+        for path in plot(found, options.plot, f"{options.task}, seed {options.seed}"):
+            out.print(f"{path}: the loss")
+    return 0
+
+
+def plot(found: list[Step], path: Path, title: str) -> list[Path]:
+    """Draws the loss before each step, and after the last, and returns the files written.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        OSError: If a file cannot be written.
+        ValueError: If the suffix of `path` is of another format than SVG or PNG.
+    """
+    with chart.styled() as figure:
+        figure.set_size_inches(7, 4)
+        axes = figure.subplots()
+        axes.plot(range(len(found)), [step.loss for step in found], color=chart.OURS, marker="o", markersize=3)
+        axes.set_yscale("log")
+        axes.set_xlabel("steps")
+        axes.set_ylabel("mean cross entropy")
+        figure.suptitle(title, fontsize=11)
+    return chart.save(figure, path)
