@@ -7,6 +7,9 @@ from mojo.run import subprocess_run_mojo
 
 KERNELS = Path(__file__).parent / "kernels"
 
+ANYWHERE = ["test_exponential.mojo", "test_online.mojo"]
+ON_GPU = ["test_gpu.mojo", "test_gpu_gradients.mojo"]
+
 
 def run(name):
     command = ["run", "-I", str(source().parent), str(KERNELS / name)]
@@ -16,15 +19,16 @@ def run(name):
     assert " 0 failed" in output, output
 
 
-@pytest.mark.parametrize("name", ["test_exponential.mojo", "test_online.mojo"])
+@pytest.mark.parametrize("name", ANYWHERE)
 def test_mojo(name):
     run(name)
 
 
 @pytest.mark.gpu
-def test_mojo_on_a_gpu():
-    run("test_gpu.mojo")
+@pytest.mark.parametrize("name", ON_GPU)
+def test_mojo_on_a_gpu(name):
+    run(name)
 
 
 def test_every_mojo_test_is_run():
-    assert {path.name for path in KERNELS.iterdir()} == {"test_exponential.mojo", "test_online.mojo", "test_gpu.mojo"}
+    assert {path.name for path in KERNELS.iterdir()} == {*ANYWHERE, *ON_GPU}
