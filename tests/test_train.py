@@ -98,6 +98,7 @@ def test_adam_is_torchs():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_digits_that_were_held_out_are_known(device):
     pytest.importorskip("sklearn")
     *_, last = start("digits", 0, device).steps(train.digits(0).steps)
