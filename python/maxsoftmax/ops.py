@@ -193,8 +193,8 @@ def logsumexp(x: TensorValueLike, axis: int = -1) -> TensorValue:
         axis: The axis that is reduced; negative counts from the last.
 
     Returns:
-        The logarithms, of the shape of `x` without the axis and of its dtype: -inf for nothing but -inf, inf beside
-        +inf.
+        The logarithms, of the shape of `x` without the axis and of its dtype: -inf for nothing but -inf, NaN beside
+        NaN, and else inf beside +inf.
 
     Raises:
         TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.

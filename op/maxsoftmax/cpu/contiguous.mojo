@@ -107,7 +107,7 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         var at = bundle * self.rows.n + start
         comptime if Self.finish == Finish.PAIR:
             if start == 0:
-                write_pairs(self.y, bundle, 1, total[])
+                write_pairs(self.y, self.x, self.rows, bundle, 1, total[])
             return
         comptime if Self.finish == Finish.LOGARITHMS:
             self._write_logarithms(

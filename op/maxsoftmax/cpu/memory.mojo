@@ -4,10 +4,10 @@ from std.math import iota
 from std.memory import bitcast
 from std.sys import PrefetchOptions, prefetch, size_of
 from std.sys.intrinsics import masked_load, masked_store
-from std.utils.numerics import neg_inf
+from std.utils.numerics import inf, isnan, nan, neg_inf
 
 from ..online import MaxSum, accumulator
-from ..rows import Source, Target
+from ..rows import Rows, Source, Target
 
 comptime LINE = 64
 """Bytes that memory is fetched by."""
@@ -153,11 +153,17 @@ def first_lanes[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
     return iota[DType.int32, width]().lt(Int32(count))
 
 
-@inline(.always)
 def write_pairs[
     dtype: DType, accum: DType, lanes: SIMDLength, //
-](y: Target[dtype], row: Int, count: Int, total: MaxSum[accum, lanes]):
-    """Writes m and d = Σ e^(x - m) of rows.
+](
+    y: Target[dtype],
+    x: Source[dtype],
+    rows: Rows,
+    row: Int,
+    count: Int,
+    total: MaxSum[accum, lanes],
+):
+    """Writes m and d = Σ e^(x - m) of rows, m being NaN where the maximum is +inf and there is a NaN as well.
 
     Parameters:
         dtype: The logits' dtype.
@@ -166,6 +172,8 @@ def write_pairs[
 
     Args:
         y: Where those of row 0 are, of the accumulator's dtype whatever its type says.
+        x: The logits.
+        rows: How they make up rows.
         row: The first of the rows.
         count: How many there are from there on; lanes beyond are left out.
         total: The pairs of whole rows.
@@ -173,5 +181,19 @@ def write_pairs[
     var to = y.unsafe_bitcast[Scalar[accum]]().unsafe_offset(2 * row)
     var d = total.relative()
     for i in range(min(count, Int(lanes))):
-        to[unsafe_offset=2 * i] = total.m[i]
+        var m = total.m[i]
+        # d is NaN for either: only the logits tell whether the maximum was found among all of them.
+        if m == inf[accum]() and _has_nan(
+            x.unsafe_offset(rows.start(row + i)), rows
+        ):
+            m = nan[accum]()
+        to[unsafe_offset=2 * i] = m
         to[unsafe_offset=2 * i + 1] = d[i]
+
+
+def _has_nan(x: Source[_], rows: Rows) -> Bool:
+    """Returns whether there is a NaN in the row that starts at `x`."""
+    for i in range(rows.n):
+        if isnan(x[unsafe_offset=i * rows.inner]):
+            return True
+    return False

@@ -185,5 +185,10 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         for pair in range(ceildiv(count, Int(Self.lanes))):
             var column = pair * Int(Self.lanes)
             write_pairs(
-                self.y, row + column, count - column, total[unsafe_offset=pair]
+                self.y,
+                self.x,
+                self.rows,
+                row + column,
+                count - column,
+                total[unsafe_offset=pair],
             )
