@@ -710,7 +710,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(capsys, arguments, words):
 
 @NO_GPU
 @pytest.mark.usefixtures("no_measuring")
-@pytest.mark.parametrize("suite", [name for name, suite in SUITES.items() if suite.device == "gpu"])
+@pytest.mark.parametrize("suite", [name for name, suite in SUITES.items() if suite.device == "gpu" and not suite.host])
 def test_a_suite_for_gpus_needs_one(capsys, suite):
     message = fails(capsys, "bench", suite)
     assert f"'{suite}'" in message

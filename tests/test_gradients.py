@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 from contract import DTYPES, logits
-from max.driver import Buffer
+from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
@@ -187,6 +187,42 @@ def test_cross_entropy_of_images_has_its_classes_along_axis_1(device):
     close(loss, expected.mean(), scale=4)
     dx = maxsoftmax.cross_entropy_backward(x, target, pairs, np.float32(2), device=device)
     close(dx.transpose(0, 2, 3, 1).reshape(-1, 7), gradient * 2 / 24)
+
+
+def test_logits_are_overwritten_by_their_gradient_if_asked(device):
+    x, target = logits((50, 20_001)), np.arange(50) - 1
+    target[0] = -100
+    _, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    expected = maxsoftmax.cross_entropy_backward(x, target, pairs, device=device)
+    place = runtime.device(device)
+    buffers = [Buffer.from_numpy(array).to(place) for array in (x, target, pairs)]
+    before = buffers[0]
+    assert maxsoftmax.cross_entropy_backward_(*buffers) is before
+    np.testing.assert_array_equal(before.to(CPU()).to_numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        ([[1.0, 2.0]], TypeError, "x is to be overwritten, so that it must be a NumPy array, .*, not a list"),
+        (np.zeros((2, 3), int), ValueError, "must be a contiguous, writeable array of floats"),
+        (np.zeros((3, 2), np.float32).T, ValueError, "must be a contiguous, writeable array of floats"),
+        (np.broadcast_to(np.float32(0), (2, 3)), ValueError, "must be a contiguous, writeable array of floats"),
+    ],
+)
+def test_what_cannot_be_overwritten_is_refused(monkeypatch, x, error, words):
+    monkeypatch.setattr(runtime, "model", None)
+    with pytest.raises(error, match=words):
+        maxsoftmax.cross_entropy_backward_(x, np.zeros(2, int), np.zeros((2, 2), np.float32))
+
+
+def test_only_a_buffer_of_a_graph_is_overwritten():
+    types = [
+        TensorType(kind, dims, DeviceRef.CPU())
+        for kind, dims in ((DType.float32, [2, 3]), (DType.int64, [2]), (DType.float32, [2, 2]))
+    ]
+    with Graph("g", input_types=types) as graph, pytest.raises(TypeError, match="x must be a buffer of the graph"):
+        maxsoftmax.ops.cross_entropy_backward_(*graph.inputs)
 
 
 def test_smoothing_spreads_a_share_over_all_classes(device):

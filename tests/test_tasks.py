@@ -64,4 +64,4 @@ def test_format_undoes_disorder_and_lint_sees_it(tasks, checkout, environment):
 
 def test_test(tasks, root, environment):
     # The whole of it is what runs this.
-    assert "test_test" in run(f"{tasks['test']} --collect-only -q tests/test_tasks.py", root, environment)
+    assert "test_test" in run(f"{tasks['test']} -n 0 --collect-only -q tests/test_tasks.py", root, environment)

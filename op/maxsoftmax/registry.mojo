@@ -3,8 +3,10 @@
 import extensibility as compiler
 from extensibility import InputTensor, OutputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
+from std.utils import IndexList
 
 from . import cpu, fused, gpu
 from .finish import Finish
@@ -355,37 +357,97 @@ struct CrossEntropyBackward:
             dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
             ctx: The device.
         """
-        var rows = Rows.of[axis](x.shape())
-        if rows.is_empty():
-            return
-        comptime if is_cpu[target]():
-            cpu.gradients[x.dtype, targets.dtype, smoothing, reduction](
-                _target(dx),
-                _source(x),
-                _sums[x.dtype](pairs),
-                _source(targets),
-                _sums[x.dtype](dloss),
-                rows,
-                ignore_index,
-                ctx,
-            )
-        else:
-            gpu.gradients[
-                x.dtype,
-                targets.dtype,
-                smoothing,
-                reduction,
-                axis == x.rank - 1,
-            ](
-                _target(dx),
-                _source(x),
-                _sums[x.dtype](pairs),
-                _source(targets),
-                _sums[x.dtype](dloss),
-                rows,
-                ignore_index,
-                ctx,
-            )
+        _gradients[target, axis, ignore_index, smoothing, reduction](
+            _target(dx), x.shape(), _source(x), targets, pairs, dloss, ctx
+        )
+
+
+@compiler.register("cross_entropy_backward_in_place")
+struct CrossEntropyBackwardInPlace:
+    """The op `cross_entropy_backward_in_place`: logits become their gradient.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        axis: Int,
+        ignore_index: Int,
+        smoothing: Float64,
+        reduction: StaticString,
+    ](
+        x: MutableInputTensor,
+        targets: InputTensor[rank=1, ...],
+        pairs: InputTensor[rank=2, ...],
+        dloss: InputTensor[dtype=pairs.dtype, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the classes, counted from 0.
+            ignore_index: The class of rows that do not count.
+            smoothing: Share of the target that is spread over all classes.
+            reduction: What became of the losses: "none", "sum" or "mean".
+
+        Args:
+            x: Logits, and afterwards (softmax x - target) · dloss.
+            targets: (rows,), int32 or int64.
+            pairs: (rows, 2), as of `max_sum`.
+            dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
+            ctx: The device.
+        """
+        var logits = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+        _gradients[target, axis, ignore_index, smoothing, reduction](
+            logits, x.shape(), logits, targets, pairs, dloss, ctx
+        )
+
+
+def _gradients[
+    dtype: DType,
+    //,
+    target: StaticString,
+    axis: Int,
+    ignore_index: Int,
+    smoothing: Float64,
+    reduction: StaticString,
+](
+    dx: Target[dtype],
+    shape: IndexList,
+    x: Source[dtype],
+    targets: InputTensor[rank=1, ...],
+    pairs: InputTensor[rank=2, ...],
+    dloss: InputTensor[dtype=pairs.dtype, rank=1, ...],
+    ctx: DeviceContext,
+) raises:
+    """Computes the gradient of logits of `shape`, which may be where they are.
+    """
+    var rows = Rows.of[axis](shape)
+    if rows.is_empty():
+        return
+    comptime if is_cpu[target]():
+        cpu.gradients[dtype, targets.dtype, smoothing, reduction](
+            dx,
+            x,
+            _sums[dtype](pairs),
+            _source(targets),
+            _sums[dtype](dloss),
+            rows,
+            ignore_index,
+            ctx,
+        )
+    else:
+        comptime contiguous = axis == shape.size - 1
+        gpu.gradients[dtype, targets.dtype, smoothing, reduction, contiguous](
+            dx,
+            x,
+            _sums[dtype](pairs),
+            _source(targets),
+            _sums[dtype](dloss),
+            rows,
+            ignore_index,
+            ctx,
+        )
 
 
 def _auto[

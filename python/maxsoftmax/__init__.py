@@ -10,6 +10,7 @@ from maxsoftmax import ops
 from maxsoftmax.arrays import (
     cross_entropy,
     cross_entropy_backward,
+    cross_entropy_backward_,
     cross_entropy_forward,
     log_softmax,
     log_softmax_backward,
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "cross_entropy",
     "cross_entropy_backward",
+    "cross_entropy_backward_",
     "cross_entropy_forward",
     "drop_into",
     "dropin",

@@ -6,7 +6,7 @@ shape, reuses it. Contiguous memory is shared, not copied. May be called from se
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from max.driver import Buffer, Device
@@ -238,8 +238,63 @@ def cross_entropy_backward(
         TypeError: If an argument is not of its type.
         ValueError: If shapes do not fit, or another argument is not one of these.
     """
-    options = _loss_options(ignore_index, label_smoothing, reduction)
-    logits, classes, rows = _classified(x, target, ignore_index)
+    op = _gradient(x, target, pairs, dloss, _loss_options(ignore_index, label_smoothing, reduction))
+    (dx,) = _run("cross_entropy_backward", op.inputs, op.rows, device, op.options)
+    return _given(x, dx.view(dx.dtype, op.shape))
+
+
+def cross_entropy_backward_(
+    x: Any,
+    target: Any,
+    pairs: Any,
+    dloss: Any = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Any:
+    """Does what `cross_entropy_backward` does, but writes the gradient over the logits, where they are.
+
+    Args:
+        x: Logits, as for `cross_entropy`: a NumPy or DLPack array, contiguous and writeable, in whose memory the
+            gradient will be.
+        target: As for `cross_entropy`.
+        pairs: The pairs that `cross_entropy_forward` returned.
+        dloss: The gradient of the loss, of its shape and dtype; 1 if None.
+        ignore_index: As for `cross_entropy`.
+        label_smoothing: As for `cross_entropy`.
+        reduction: As for `cross_entropy`.
+
+    Returns:
+        `x` itself.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes do not fit, another argument is not one of these, or the memory of `x` cannot be shared.
+    """
+    _check_shared(x)
+    op = _gradient(x, target, pairs, dloss, _loss_options(ignore_index, label_smoothing, reduction))
+    _run("cross_entropy_backward_", op.inputs, op.rows, None, op.options)
+    if not isinstance(x, Buffer):
+        # Whoever reads it next does so on a queue of its own.
+        op.inputs[0].device.synchronize()
+    return x
+
+
+class _Gradient(NamedTuple):
+    """What the gradient of a loss is computed from."""
+
+    inputs: list[Buffer]
+    rows: Rows
+    shape: tuple[int, ...]
+    """Of the logits."""
+    options: tuple[tuple[str, Any], ...]
+
+
+def _gradient(x: Any, target: Any, pairs: Any, dloss: Any, options: tuple[tuple[str, Any], ...]) -> _Gradient:
+    """Returns what the gradient of a loss takes."""
+    chosen = dict(options)
+    logits, classes, rows = _classified(x, target, chosen["ignore_index"])
     shape = tuple(classes.shape)
     inputs = [logits.view(logits.dtype, rows.shape), classes.view(classes.dtype, rows.reduced)]
     wide = accumulator(logits.dtype)
@@ -248,12 +303,11 @@ def cross_entropy_backward(
     inputs.append(of_rows.view(wide, (*rows.reduced, 2)))
     if dloss is not None:
         upstream = _buffer(dloss, "dloss")
-        of_loss = shape if reduction == "none" else ()
-        _check_like(upstream, "dloss", logits.dtype, of_loss, "of the loss")
-        inputs.append(upstream.view(upstream.dtype, rows.reduced if reduction == "none" else ()))
-    chosen = (("target", classes.dtype), ("dloss", dloss is not None), *options)
-    (dx,) = _run("cross_entropy_backward", inputs, rows, device, chosen)
-    return _given(x, dx.view(dx.dtype, tuple(logits.shape)))
+        each = chosen["reduction"] == "none"
+        _check_like(upstream, "dloss", logits.dtype, shape if each else (), "of the loss")
+        inputs.append(upstream.view(upstream.dtype, rows.reduced if each else ()))
+    given = (("target", classes.dtype), ("dloss", dloss is not None))
+    return _Gradient(inputs, rows, tuple(logits.shape), given + options)
 
 
 def _along(op: str, arrays: dict[str, Any], axis: Any, device: Any) -> Any:
@@ -354,6 +408,24 @@ def _buffer(x: Any, name: str, classes: bool = False) -> Buffer:
         raise TypeError(f"target has dtype {array.dtype}, but classes are int32 or int64")
     bits, dtype = eager.to_bits(np.require(array, requirements=["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]))
     return Buffer.from_numpy(bits).view(dtype, bits.shape)
+
+
+def _check_shared(x: Any) -> None:
+    """Refuses what cannot be written to where it lies."""
+    if isinstance(x, np.ndarray):
+        native = x.dtype.isnative and x.dtype.name in eager.FLOATS
+        shared = native and x.flags.c_contiguous and x.flags.aligned and x.flags.writeable
+    elif isinstance(x, Buffer):
+        shared = x.is_contiguous
+    elif hasattr(x, "is_contiguous"):
+        shared = x.is_contiguous()
+    else:
+        raise TypeError(
+            f"x is to be overwritten, so that it must be a NumPy array, a torch.Tensor or a max.driver.Buffer, "
+            f"not a {type(x).__name__}"
+        )
+    if not shared:
+        raise ValueError("x is to be overwritten, so that it must be a contiguous, writeable array of floats")
 
 
 def _is_host(x: Any) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike
+from max.graph import BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
 from maxsoftmax import forms, tuning
@@ -264,7 +264,8 @@ def cross_entropy_forward(
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
     """
-    x, target, place = _classified(x, target)
+    x = _value(x)
+    target, place = _classes(x, target)
     parameters = _choices(place, ignore_index, label_smoothing)
     check_reduction(reduction)
     wide, rows = accumulator(x.dtype), _product(target.shape)
@@ -307,7 +308,72 @@ def cross_entropy_backward(
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
     """
-    x, target, place = _classified(x, target)
+    x = _value(x)
+    op = _gradient(
+        x, target, pairs, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )
+    (dx,) = _call("cross_entropy_backward", [x, *op.values], [x.type], op.parameters)
+    return dx
+
+
+def cross_entropy_backward_(
+    x: BufferValue,
+    target: TensorValueLike,
+    pairs: TensorValueLike,
+    dloss: TensorValueLike | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> None:
+    """Adds what `cross_entropy_backward` does, written over the logits: there is no second tensor of their size.
+
+    Args:
+        x: A buffer of logits, which are the gradient from then on; otherwise as for `cross_entropy`. What reads it as
+            logits has to be added before.
+        target: As for `cross_entropy`.
+        pairs: The pairs that `cross_entropy_forward` returned.
+        dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
+        ignore_index: As for `cross_entropy`.
+        label_smoothing: As for `cross_entropy`.
+        reduction: As for `cross_entropy`.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    _ = Graph.current
+    if not isinstance(x, BufferValue):
+        raise TypeError(f"x must be a buffer of the graph (max.graph.BufferValue), not {x!r}")
+    op = _gradient(
+        x, target, pairs, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )
+    _load_extension(Graph.current)
+    max_ops.inplace_custom(
+        "cross_entropy_backward_in_place", device=x.device, values=[x, *op.values], parameters=op.parameters
+    )
+
+
+class _Call(NamedTuple):
+    """What an op takes beside its logits."""
+
+    values: list[TensorValue]
+    parameters: dict[str, Any]
+
+
+def _gradient(
+    x: TensorValue | BufferValue,
+    target: Any,
+    pairs: Any,
+    dloss: Any,
+    *,
+    ignore_index: Any,
+    label_smoothing: Any,
+    reduction: Any,
+) -> _Call:
+    """Returns what the gradient of a loss takes."""
+    target, place = _classes(x, target)
     parameters = {**_choices(place, ignore_index, label_smoothing), "reduction": check_reduction(reduction)}
     wide, rows = accumulator(x.dtype), _product(target.shape)
     pairs = _value(pairs, "pairs")
@@ -320,9 +386,7 @@ def cross_entropy_backward(
         dloss = _value(dloss, "dloss")
         _check(dloss, "dloss", dloss.dtype, list(target.shape) if each else [], x.device)
         scales = max_ops.reshape(max_ops.cast(dloss, wide), [rows if each else 1])
-    inputs = [x, max_ops.reshape(target, [rows]), max_ops.reshape(pairs, [rows, 2]), scales]
-    (dx,) = _call("cross_entropy_backward", inputs, [x.type], parameters)
-    return dx
+    return _Call([max_ops.reshape(target, [rows]), max_ops.reshape(pairs, [rows, 2]), scales], parameters)
 
 
 def _with_forms(x: TensorValue, axis: int, wanted: Forms) -> TensorValue:
@@ -414,9 +478,9 @@ def _words(shape: Any) -> str:
     return "(" + ", ".join(str(dim) for dim in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
-def _classified(x: Any, target: Any) -> tuple[TensorValue, TensorValue, int]:
-    """Returns logits, targets that fit them, and the axis of the classes."""
-    x, target = _value(x), _value(target, "target")
+def _classes(x: TensorValue | BufferValue, target: Any) -> tuple[TensorValue, int]:
+    """Returns targets that fit the logits, and the axis of the classes."""
+    target = _value(target, "target")
     check_dtype(x.dtype)
     check_target_dtype(target.dtype)
     place = class_axis(x.rank)
@@ -428,7 +492,7 @@ def _classified(x: Any, target: Any) -> tuple[TensorValue, TensorValue, int]:
         )
     if target.device != x.device:
         raise ValueError(f"target is on {target.device}, but x is on {x.device}")
-    return x, target, place
+    return target, place
 
 
 def _choices(place: int, ignore_index: Any, label_smoothing: Any) -> dict[str, Any]:

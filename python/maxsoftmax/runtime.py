@@ -14,7 +14,7 @@ from typing import Any
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, Model
-from max.graph import DeviceRef, Graph, TensorType
+from max.graph import BufferType, BufferValue, DeviceRef, Graph, TensorType
 
 from maxsoftmax import artifacts, ops
 from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, accumulator
@@ -71,6 +71,7 @@ INPUTS = {
     "logsumexp": ("x",),
     "cross_entropy_forward": ("x", "target"),
     "cross_entropy_backward": ("x", "target", "pairs", "dloss"),
+    "cross_entropy_backward_": ("overwritten", "target", "pairs", "dloss"),
 }
 """What each op takes: tensors of the shape and dtype of logits, or one value a row."""
 
@@ -184,6 +185,7 @@ def _graph(signature: Signature) -> Graph:
     reduced = [dim for dim in dims if dim is not n]
     kinds = {
         "x": TensorType(signature.dtype, dims, place),
+        "overwritten": BufferType(signature.dtype, dims, place),
         "target": TensorType(options.pop("target", DType.int64), reduced, place),
         "pairs": TensorType(accumulator(signature.dtype), [*reduced, 2], place),
         "dloss": TensorType(signature.dtype, reduced if options.get("reduction") == "none" else [], place),
@@ -195,6 +197,10 @@ def _graph(signature: Signature) -> Graph:
     elif "target" not in INPUTS[signature.op]:
         options["axis"] = 1
     with Graph("maxsoftmax", input_types=inputs, custom_extensions=[extension()]) as graph:
-        results = getattr(ops, signature.op)(*(value.tensor for value in graph.inputs), **options)
-        graph.output(*results if isinstance(results, tuple) else [results])
+        values = [value if isinstance(value, BufferValue) else value.tensor for value in graph.inputs]
+        results = getattr(ops, signature.op)(*values, **options)
+        if results is None:
+            graph.output()
+        else:
+            graph.output(*results if isinstance(results, tuple) else [results])
     return graph

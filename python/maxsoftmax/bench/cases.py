@@ -10,27 +10,49 @@ from max.dtype import DType
 from maxsoftmax.arguments import ALGORITHMS
 
 
+class Op(NamedTuple):
+    """What can be computed, and what that moves at least, in tensors of the shape of the logits."""
+
+    reads: int
+    writes: int
+    losses: bool = False
+    """Whether it takes targets, one a row, and has the mean loss as its first result."""
+
+
+OPS = {
+    "softmax": Op(1, 1),
+    "log_softmax": Op(1, 1),
+    "softmax_backward": Op(2, 1),
+    "cross_entropy": Op(1, 0, losses=True),
+    # The loss and then the gradient of the logits, which needs the sum of a row before it can begin.
+    "cross_entropy_gradient": Op(2, 1, losses=True),
+}
+"""The ops by name."""
+
+
 class Case(NamedTuple):
-    """One softmax: what everybody computes on the same data."""
+    """One op: what everybody computes on the same data."""
 
     shape: tuple[int, ...]
     dtype: DType = DType.float32
     axis: int = -1
+    op: str = "softmax"
+    """One of `OPS`."""
 
     @property
     def size(self) -> int:
-        """Elements of the input, and of the output."""
+        """Elements of the logits."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the input; as many are written."""
+        """Bytes of the logits."""
         return self.size * int(self.dtype.size_in_bytes)
 
     @property
     def moved(self) -> int:
         """Bytes read once plus bytes written once, the least that any kernel moves."""
-        return 2 * self.nbytes
+        return (OPS[self.op].reads + OPS[self.op].writes) * self.nbytes
 
     @property
     def place(self) -> int:
@@ -39,7 +61,8 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         along = "" if self.place == len(self.shape) - 1 else f", axis {self.place}"
-        return f"{'×'.join(map(str, self.shape))} {self.dtype.name}{along}"
+        what = "" if self.op == "softmax" else f"{self.op} "
+        return f"{what}{'×'.join(map(str, self.shape))} {self.dtype.name}{along}"
 
 
 class Entry(NamedTuple):
@@ -65,6 +88,12 @@ class Suite(NamedTuple):
     cases: tuple[Case, ...]
     rungs: bool = False
     """Whether all our algorithms take part, or `auto` only."""
+    host: tuple[Case, ...] = ()
+    """The cases on a CPU, where a suite for a GPU has others there: a machine without a GPU has these."""
+
+    def on(self, device: str) -> tuple[Case, ...]:
+        """Returns the cases for a kind of device."""
+        return self.host if device == "cpu" and self.host else self.cases
 
 
 BLOCK_SIZE = 512
@@ -102,6 +131,33 @@ SUITES = {
             *(Case((8192, n), dtype) for n in _VOCABULARIES for dtype in _BOTH),
             *(Case((2**28 // n, n), dtype) for n in (2**i for i in range(8, 16)) for dtype in _BOTH),
             *(Case((rows, n), dtype) for rows in (256, 2048) for n in _VOCABULARIES for dtype in _BOTH),
+        ),
+    ),
+    "grad": Suite(
+        "What training computes: gradients and losses",
+        "gpu",
+        (
+            *(Case((8192, n), dtype, op="softmax_backward") for n in _VOCABULARIES for dtype in _BOTH),
+            *(Case((2**28 // n, n), dtype, op="softmax_backward") for n in (256, 1024, 4096, 32768) for dtype in _BOTH),
+            *(Case((8192, n), DType.bfloat16, op="log_softmax") for n in _VOCABULARIES),
+            *(
+                Case((8192, n), dtype, op=op)
+                for op in ("cross_entropy", "cross_entropy_gradient")
+                for n, dtype in (
+                    *((n, DType.bfloat16) for n in _VOCABULARIES),
+                    (50257, DType.float32),
+                    (128256, DType.float32),
+                )
+            ),
+        ),
+        host=(
+            *(Case((512, 50257), dtype, op="softmax_backward") for dtype in _BOTH),
+            Case((8192, 1024), op="softmax_backward"),
+            Case((4096, 4096), axis=0, op="softmax_backward"),
+            *(Case((512, 50257), dtype, op="log_softmax") for dtype in _BOTH),
+            Case((8192, 1024), op="log_softmax"),
+            Case((512, 50257), op="cross_entropy"),
+            Case((512, 50257), op="cross_entropy_gradient"),
         ),
     ),
     "cpu": Suite(

@@ -144,7 +144,7 @@ def draw(results: Results) -> Figure:
         cases = list(dict.fromkeys((r.case, r.dtype) for r in timed))
         if len(cases) == 1:
             _bars(figure, timed)
-        elif len({(r.dtype, r.axis) for r in timed}) == 1 and all(r.shape[:-1] == (1,) for r in timed):
+        elif len({(r.dtype, r.axis) for r in timed}) == 1 and all(r.shape[:-1] == (1,) and r.gflops for r in timed):
             _lines(figure, timed)
         else:
             _points(figure, timed)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from maxsoftmax import files, parse, runtime
 from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
 from maxsoftmax.bench import chart
-from maxsoftmax.bench.cases import BLOCK_SIZE, SUITES, Case, Entry, Suite, entries
+from maxsoftmax.bench.cases import BLOCK_SIZE, OPS, SUITES, Case, Entry, Suite, entries
 from maxsoftmax.bench.providers import PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench, usable_cores
@@ -60,6 +60,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     bench.add_argument("--axis", type=int, default=-1, metavar="A", help="with --shape: the axis (default: -1)")
     bench.add_argument(
+        "--op", choices=OPS, default="softmax", help="with --shape: what to compute of it (default: softmax)"
+    )
+    bench.add_argument(
         "--block-size", type=int, metavar="B", help=f"threads a block of our rungs (default: {BLOCK_SIZE})"
     )
     bench.add_argument(
@@ -88,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     device = runtime.device(options.device or device)
     ways = _ways(options, suite, device.label)
     bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], options.threads or usable_cores())
-    complete = watch(bench, name, suite.cases, ways, options.json)
+    complete = watch(bench, name, suite.on(device.label), ways, options.json)
     show(bench.results)
     if not complete and not any(r.status == "ok" for r in bench.results.records):
         # Nothing to draw, and that is not what went wrong.
@@ -138,13 +141,20 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
             raise ValueError(f"--shape replaces a suite: leave out {options.suite!r}")
         shapes, dtypes = options.shape, options.dtype or [DType.float32]
         for shape in shapes:
-            normalize_axis(options.axis, len(shape))
-        cases = tuple(dict.fromkeys(Case(shape, dtype, options.axis) for shape in shapes for dtype in dtypes))
+            place = normalize_axis(options.axis, len(shape))
+            if OPS[options.op].losses and (len(shape), place) != (2, 1):
+                raise ValueError(
+                    f"--op {options.op} takes rows and classes, such as 8192x50257, not {'x'.join(map(str, shape))} "
+                    f"along axis {options.axis}"
+                )
+        cases = tuple(
+            dict.fromkeys(Case(shape, dtype, options.axis, options.op) for shape in shapes for dtype in dtypes)
+        )
         return CUSTOM, Suite("The shapes asked for", best, cases, rungs=True), best
-    if options.dtype or options.axis != -1:
-        raise ValueError("--dtype and --axis go with --shape: a suite has its own")
+    if options.dtype or options.axis != -1 or options.op != "softmax":
+        raise ValueError("--dtype, --axis and --op go with --shape: a suite has its own")
     name = options.suite or ("ladder" if best == "gpu" else "cpu")
-    device = SUITES[name].device
+    device = best if SUITES[name].host else SUITES[name].device
     if device not in present and not options.device:
         raise ValueError(f"suite {name!r} is for a {device.upper()}, and this machine has none: try 'cpu'")
     return name, SUITES[name], device

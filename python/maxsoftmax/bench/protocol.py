@@ -73,21 +73,26 @@ def measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: M
 
 def record(suite: str, case: Case, entry: Entry, status: str, **measured: Any) -> Record:
     """Returns a record of `entry` on `case`."""
-    what = (suite, "softmax", case.dtype.name, case.shape, case.axis)
+    what = (suite, case.op, case.dtype.name, case.shape, case.axis)
     return Record(*what, *entry, status, **measured)
 
 
 def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine) -> Record:
+    if case.op not in provider.ops:
+        raise Unsupported(f"has no {case.op} here")
     count = rotated(case, machine.clock.cache)
     inputs = Inputs.place(case, count, machine.device)
-    xs = [provider.share(x) for x in inputs.buffers]
+    xs = _shared(inputs, provider)
     function = provider.prepare(case, entry)
 
     y, seconds = _timed(function, xs[0], machine)
     if provider.lazy or LAP_S / count < seconds <= BUDGET_S:
+        if case.op in provider.in_place:
+            inputs = Inputs.place(case, count, machine.device)
+            xs = _shared(inputs, provider)
         # The first call compiled, or may have loaded what the others find.
         y, seconds = _timed(function, xs[0], machine)
-    found = check(inputs, 0, provider.result(y))
+    found = check(inputs, 0, *(provider.result(part) for part in (y if isinstance(y, tuple) else (y,))))
     if not found.correct:
         # JSON has no other numbers.
         if not math.isfinite(found.error):
@@ -110,7 +115,7 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
         if placement:
             # While the last placement's memory is taken, this one lies elsewhere.
             inputs = Inputs.place(case, count, machine.device)
-            xs = [provider.share(x) for x in inputs.buffers]
+            xs = _shared(inputs, provider)
             while held and (len(held) + 1) * case.moved * count > HELD:
                 held.pop(0)
         copies.append(median(_copies(inputs, machine)))
@@ -121,6 +126,8 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
         notes += [clock.note] * (placement == 0)
     if provider.own_stream and not machine.device.is_host:
         notes.append("timed by the host's clock, several calls at once")
+    if case.op in provider.in_place:
+        notes.append("overwrites the logits")
     median_s = median(median(sample) for sample in samples)
     return record(
         suite,
@@ -131,10 +138,20 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
         min_s=min(min(sample) for sample in samples),
         repeats=sum(map(len, samples)),
         gbps=case.moved / median_s * 1e-9,
-        copy_gbps=case.moved / median(copies) * 1e-9,
+        copy_gbps=2 * case.nbytes / median(copies) * 1e-9,
         max_rel_error=found.error,
         note="; ".join(filter(None, notes)),
     )
+
+
+def _shared(inputs: Inputs, provider: Provider) -> list[Any]:
+    """Returns the arguments of each call: the logits, or a tuple where an op takes more."""
+    if not inputs.others:
+        return [provider.share(x) for x in inputs.buffers]
+    return [
+        tuple(provider.share(given) for given in (x, *others))
+        for x, others in zip(inputs.buffers, inputs.others, strict=True)
+    ]
 
 
 def _timed(function: Callable[[Any], Any], x: Any, machine: Machine) -> tuple[Any, float]:

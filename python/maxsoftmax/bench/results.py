@@ -39,9 +39,9 @@ class Record:
     repeats: int = 0
     """Repetitions over all placements."""
     gbps: float | None = None
-    """Bytes read once plus bytes written once, over `median_s`."""
+    """Bytes read once plus bytes written once, the least that the op moves, over `median_s`."""
     copy_gbps: float | None = None
-    """The same of a copy of the input, timed beside each placement."""
+    """The same of a copy of the logits, timed beside each placement."""
     max_rel_error: float | None = None
     """Largest relative error against float64, in the rows that were checked, where a normal number is exact."""
     note: str = ""
@@ -58,19 +58,20 @@ class Record:
 
     @property
     def case(self) -> str:
-        """What to call the softmax that was computed."""
+        """What to call what was computed."""
         last = self.axis % len(self.shape) == len(self.shape) - 1
-        return "×".join(map(str, self.shape)) + ("" if last else f" axis {self.axis}")
+        what = "" if self.op == "softmax" else f"{self.op} "
+        return what + "×".join(map(str, self.shape)) + ("" if last else f" axis {self.axis}")
 
     @property
     def copy_s(self) -> float | None:
-        """Time of a copy of the same bytes."""
+        """Time that a copy takes to move as many bytes."""
         return self.median_s * self.gbps / self.copy_gbps if self.median_s and self.gbps and self.copy_gbps else None
 
     @property
     def gflops(self) -> float | None:
-        """10⁹ operations a second, as published sources count them: five an element."""
-        return 5e-9 * self.size / self.median_s if self.median_s else None
+        """10⁹ operations a second, as published sources count those of softmax: five an element."""
+        return 5e-9 * self.size / self.median_s if self.median_s and self.op == "softmax" else None
 
 
 @dataclass
@@ -121,7 +122,7 @@ def _record(given: dict[str, Any]) -> Record:
         raise ValueError(f"axis is {record.axis!r}")
     if record.status not in STATUSES:
         raise ValueError(f"unknown status {record.status!r}")
-    for name in ("suite", "dtype", "provider", "algorithm", "note"):
+    for name in ("suite", "op", "dtype", "provider", "algorithm", "note"):
         if not isinstance(getattr(record, name), str):
             raise ValueError(f"{name} is {getattr(record, name)!r}")
     for name in ("median_s", "min_s", "gbps", "copy_gbps", "max_rel_error"):

@@ -88,8 +88,8 @@ class Bench:
     def _hopeless(self, suite: str, case: Case, entry: Entry) -> str:
         """Returns why a case would take too long, or nothing."""
         for other in self.results.records:
-            same = (suite, entry.provider, entry.algorithm, case.dtype.name, case.axis)
-            if same != (other.suite, other.provider, other.algorithm, other.dtype, other.axis):
+            same = (suite, case.op, entry.provider, entry.algorithm, case.dtype.name, case.axis)
+            if same != (other.suite, other.op, other.provider, other.algorithm, other.dtype, other.axis):
                 continue
             if other.median_s and other.median_s > HOPELESS_S and other.size < case.size:
                 return f"not run: {other.case} took {other.median_s:.2f} s"

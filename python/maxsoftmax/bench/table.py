@@ -16,7 +16,8 @@ def tables(results: Results) -> Iterator[Table]:
     """Yields a table a case, in the order of the records."""
     for records in _cases(results):
         first = records[0]
-        yield _table(f"{first.suite}: softmax of {first.case} {first.dtype}", records)
+        what = "softmax of " if first.op == "softmax" else ""
+        yield _table(f"{first.suite}: {what}{first.case} {first.dtype}", records)
 
 
 def markdown(results: Results, only: Container[str] | None = None) -> str:
@@ -70,12 +71,13 @@ def _naive(records: list[Record]) -> float | None:
 
 
 def _cells(r: Record, naive: float | None) -> list[str]:
-    if r.status == "ok" and r.median_s and r.gbps and r.copy_gbps and r.gflops:
+    if r.status == "ok" and r.median_s and r.gbps and r.copy_gbps:
+        gflops = r.gflops
         return [
             duration(r.median_s),
             f"{r.gbps:.1f}" if r.gbps < 100 else f"{r.gbps:.0f}",
             f"{r.gbps / r.copy_gbps:.0%}",
-            f"{r.gflops:.3g}" if r.gflops < 100 else f"{r.gflops:.0f}",
+            "" if gflops is None else f"{gflops:.3g}" if gflops < 100 else f"{gflops:.0f}",
             f"{naive / r.median_s:.2f}" if naive else "",
             f"{r.max_rel_error:.1e}",
         ]

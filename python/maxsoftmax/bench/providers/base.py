@@ -1,4 +1,4 @@
-"""What a provider of softmax is to the benchmark."""
+"""What a provider of softmax and its relatives is to the benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Unsupported(Exception):
 
 
 class Provider(ABC):
-    """A way to compute softmax. Making one imports its library, and raises ImportError where that is absent.
+    """A way to compute softmax, and maybe other ops.
+
+    Making one imports its library, and raises ImportError where that is absent.
 
     Args:
         device: Where to compute.
@@ -33,6 +35,10 @@ class Provider(ABC):
 
     lazy: ClassVar[bool] = False
     """Whether its first call compiles."""
+    ops: ClassVar[tuple[str, ...]] = ("softmax",)
+    """Which of the ops it computes."""
+    in_place: ClassVar[tuple[str, ...]] = ()
+    """Those that overwrite the logits."""
 
     def __init__(self, device: Device, threads: int) -> None:
         self.device = device
@@ -48,7 +54,11 @@ class Provider(ABC):
 
     @abstractmethod
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
-        """Returns the function from logits to probabilities that `entry` names, which need not wait for a GPU.
+        """Returns the function that `entry` names, which need not wait for a GPU.
+
+        It takes logits and returns what the case's op makes of them, but for these: "softmax_backward" takes
+        probabilities and their gradient as a tuple, the losses logits and targets; "cross_entropy_gradient" returns
+        the loss and the gradient of the logits as a tuple.
 
         Raises:
             Unsupported: If the provider does not claim to compute this.

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from max.driver import Buffer, Device
+import numpy as np
+from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.cases import OPS, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 
 CHAIN = 32
@@ -20,9 +21,13 @@ CALLS = 8
 
 
 class Jax(Provider):
-    """`jax.nn.softmax`. XLA has streams of its own, so several calls are timed together by the host's clock."""
+    """`jax.nn.softmax` and its relatives.
+
+    XLA has streams of its own, so several calls are timed together by the host's clock.
+    """
 
     name = "jax"
+    ops = tuple(OPS)
     lazy = True
     own_stream = True
 
@@ -35,9 +40,10 @@ class Jax(Provider):
         import jax
 
         self.jax = jax
+        self.where = jax.devices("cpu")[0]
         if not device.is_host:
             try:
-                jax.devices("gpu")
+                self.where = jax.devices("gpu")[device.id]
             except RuntimeError as error:
                 raise ImportError("this build of jax has no GPU") from error
 
@@ -47,6 +53,9 @@ class Jax(Provider):
 
     def share(self, x: Buffer) -> Any:
         """Returns `x` as a JAX array."""
+        if x.dtype == DType.int64:
+            # JAX has no such integers unless configured, and converts them if it can.
+            return self.jax.numpy.asarray(x.to(CPU()).to_numpy().astype(np.int32), device=self.where)
         if x.dtype == DType.float64 and not self.jax.config.jax_enable_x64:
             raise Unsupported("takes no float64 unless configured")
         # What is not aligned to XLA's liking is copied.
@@ -54,14 +63,25 @@ class Jax(Provider):
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the jitted function."""
-        axis = case.axis
-        function: Callable[[Any], Any] = self.jax.jit(lambda x: self.jax.nn.softmax(x, axis=axis))
+        nn, axis = self.jax.nn, case.axis
+        functions: dict[str, Callable[[Any], Any]] = {
+            "softmax": lambda x: nn.softmax(x, axis=axis),
+            "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
+            "softmax_backward": lambda given: given[0] * (given[1] - (given[0] * given[1]).sum(axis, keepdims=True)),
+            "cross_entropy": lambda given: self._loss(*given),
+            "cross_entropy_gradient": lambda given: self.jax.value_and_grad(self._loss)(*given),
+        }
+        function: Callable[[Any], Any] = self.jax.jit(functions[case.op])
         return function
+
+    def _loss(self, x: Any, target: Any) -> Any:
+        log_p = self.jax.nn.log_softmax(x, axis=-1)
+        return -self.jax.numpy.take_along_axis(log_p, target[:, None], axis=-1).mean()
 
     def lap(self, function: Callable[[Any], Any], xs: list[Any]) -> Callable[[], list[Any]]:
         """Returns several softmaxes, one after another, and a wait for the last."""
         if self.device.is_host:
-            return lambda: [function(x).block_until_ready() for x in xs]
+            return lambda: [self.jax.block_until_ready(function(x)) for x in xs]
         if len(xs) == 1:
             return lambda: self._repeated(function, xs[0])
         chained, few = self.jax.jit(self._chain(function)), xs[:CHAIN]
@@ -71,7 +91,7 @@ class Jax(Provider):
         for _ in range(CALLS):
             # Earlier outputs are let go of, so that one after another fits.
             y = function(x)
-        return [y.block_until_ready()] * CALLS
+        return [self.jax.block_until_ready(y)] * CALLS
 
     def _chain(self, function: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
         def chain(xs: list[Any]) -> list[Any]:

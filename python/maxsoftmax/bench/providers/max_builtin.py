@@ -16,9 +16,10 @@ from maxsoftmax.extension import distribution_version
 
 
 class MaxBuiltin(Provider):
-    """`max.graph.ops.softmax`."""
+    """`max.graph.ops.softmax` and `logsoftmax`."""
 
     name = "max"
+    ops = ("softmax", "log_softmax")
 
     def version(self) -> str:
         """Returns MAX's version."""
@@ -26,12 +27,13 @@ class MaxBuiltin(Provider):
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the compiled graph."""
-        model = self._model(case.dtype, len(case.shape), case.place)
+        model = self._model(case.op, case.dtype, len(case.shape), case.place)
         return lambda x: model.execute(x)[0]
 
     @functools.cache  # noqa: B019 (a provider lives as long as the run)
-    def _model(self, dtype: DType, rank: int, axis: int) -> Model:
+    def _model(self, op: str, dtype: DType, rank: int, axis: int) -> Model:
         dims = [f"d{i}" for i in range(rank)]
         x_type = TensorType(dtype, dims, DeviceRef.from_device(self.device))
-        graph = Graph("builtin", lambda x: ops.softmax(x, axis=axis), input_types=[x_type])
+        function = {"softmax": ops.softmax, "log_softmax": ops.logsoftmax}[op]
+        graph = Graph("builtin", lambda x: function(x, axis=axis), input_types=[x_type])
         return InferenceSession(devices=[self.device]).load(graph)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from max.driver import Buffer
+from max.dtype import DType
 
 import maxsoftmax
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.cases import OPS, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 from maxsoftmax.eager import Rows
 
@@ -21,13 +22,16 @@ class MaxSoftmax(Provider):
     """`maxsoftmax.softmax`."""
 
     name = "maxsoftmax"
+    ops = tuple(OPS)
 
     def version(self) -> str:
         """Returns the package's version."""
         return maxsoftmax.__version__
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
-        """Returns `maxsoftmax.softmax` with the entry's choices."""
+        """Returns the op's function, for softmax with the entry's choices."""
+        if case.op != "softmax":
+            return self._relative(case)
         rows = Rows.of(case.shape, (case.place,))
         if entry.algorithm == "elementwise" and case.size * rows.n > HOPELESS:
             raise Unsupported("not run: every element reads its row, which takes minutes here")
@@ -41,3 +45,29 @@ class MaxSoftmax(Provider):
         # Compiles, so that the first call that counts does not.
         softmax(Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device))
         return softmax
+
+    def _relative(self, case: Case) -> Callable[[Any], Any]:
+        """Returns the function of another op than softmax."""
+        functions: dict[str, Callable[[Any], Any]] = {
+            "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
+            "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
+            "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
+            "cross_entropy_gradient": _loss_and_gradient,
+        }
+        function = functions[case.op]
+        x = Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device)
+        others = [x] * (OPS[case.op].reads - 1)
+        if OPS[case.op].losses:
+            others = [Buffer.zeros((2,), DType.int64, device=self.device)]
+        function((x, *others) if others else x)
+        return function
+
+    def result(self, y: Buffer) -> Buffer:
+        """Returns `y`."""
+        return y
+
+
+def _loss_and_gradient(given: tuple[Buffer, Buffer]) -> tuple[Buffer, Buffer]:
+    x, target = given
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target)
+    return loss, maxsoftmax.cross_entropy_backward(x, target, pairs)

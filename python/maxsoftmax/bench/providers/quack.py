@@ -7,17 +7,18 @@ from typing import Any
 
 from max.driver import Device
 
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.cases import OPS, Case, Entry
 from maxsoftmax.bench.providers.base import only_last_axis
 from maxsoftmax.bench.providers.torch_eager import Torch
 from maxsoftmax.extension import distribution_version
 
 
 class Quack(Torch):
-    """`quack.softmax`."""
+    """`quack.softmax` and `quack.cross_entropy`."""
 
     name = "quack"
     lazy = True
+    ops = ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_gradient")
     devices = ("gpu",)
 
     def __init__(self, device: Device, threads: int) -> None:
@@ -33,5 +34,13 @@ class Quack(Torch):
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns its function."""
         only_last_axis(case)
+        if case.op == "softmax_backward":
+            from quack.softmax import softmax_bwd
+
+            return lambda given: softmax_bwd(given[1].flatten(0, -2), given[0].flatten(0, -2)).view_as(given[0])
+        if OPS[case.op].losses:
+            from quack.cross_entropy import cross_entropy
+
+            return self._function(case, cross_entropy)
         # It takes matrices only.
         return lambda x: self.softmax(x.flatten(0, -2)).view_as(x)

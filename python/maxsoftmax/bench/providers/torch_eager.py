@@ -7,14 +7,15 @@ from typing import Any
 
 from max.driver import Buffer, Device
 
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.cases import OPS, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
 
 
 class Torch(Provider):
-    """`torch.softmax`, on MAX's stream."""
+    """`torch.softmax` and its relatives, on MAX's stream."""
 
     name = "torch"
+    ops = tuple(OPS)
 
     def __init__(self, device: Device, threads: int) -> None:
         super().__init__(device, threads)
@@ -38,5 +39,25 @@ class Torch(Provider):
         return self.torch.from_dlpack(x)
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
-        """Returns `torch.softmax`."""
-        return lambda x: self.torch.softmax(x, case.axis)
+        """Returns torch's function, for a gradient by way of autograd."""
+        return self._function(case, self.torch.nn.functional.cross_entropy)
+
+    def _function(self, case: Case, loss: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Returns the function of the case's op, where `loss` computes the cross entropy of logits and targets."""
+        torch, axis = self.torch, case.axis
+        functions: dict[str, Callable[[Any], Any]] = {
+            "softmax": lambda x: torch.softmax(x, axis),
+            "log_softmax": lambda x: torch.log_softmax(x, axis),
+            "softmax_backward": lambda given: torch.ops.aten._softmax_backward_data(
+                given[1], given[0], axis, given[0].dtype
+            ),
+            "cross_entropy": lambda given: loss(*given),
+            "cross_entropy_gradient": lambda given: self._gradient(loss, *given),
+        }
+        return functions[case.op]
+
+    def _gradient(self, loss: Callable[..., Any], x: Any, target: Any) -> tuple[Any, Any]:
+        x = x.detach().requires_grad_()
+        found = loss(x, target)
+        (dx,) = self.torch.autograd.grad(found, x)
+        return found.detach(), dx
