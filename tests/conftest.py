@@ -2,9 +2,13 @@ import os
 import signal
 from pathlib import Path
 
+import batch
 import max.driver
 import pytest
+from maxsoftmax import runtime
 from maxsoftmax.arguments import ALGORITHMS
+
+runtime.model = batch.model
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,7 +14,7 @@ from typing import Any
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, Model
-from max.graph import BufferType, BufferValue, DeviceRef, Graph, TensorType
+from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType
 
 from maxsoftmax import artifacts, ops
 from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, accumulator
@@ -177,7 +177,7 @@ def _session(device: Device) -> InferenceSession:
     return InferenceSession(devices=[device])
 
 
-def _graph(signature: Signature) -> Graph:
+def _graph(signature: Signature, name: str = "maxsoftmax", module: Module | None = None) -> Graph:
     n = "n" if signature.n is None else signature.n
     dims = ["rows", n] if signature.contiguous else ["outer", n, "inner"]
     place = DeviceRef.from_device(signature.device)
@@ -196,7 +196,7 @@ def _graph(signature: Signature) -> Graph:
         options |= {"axis": 1, "algorithm": signature.algorithm, **signature.choices()}
     elif "target" not in INPUTS[signature.op]:
         options["axis"] = 1
-    with Graph("maxsoftmax", input_types=inputs, custom_extensions=[extension()]) as graph:
+    with Graph(name, input_types=inputs, custom_extensions=[extension()], module=module) as graph:
         values = [value if isinstance(value, BufferValue) else value.tensor for value in graph.inputs]
         results = getattr(ops, signature.op)(*values, **options)
         if results is None:

@@ -1,0 +1,67 @@
+"""Models that many tests share, compiled together: a graph costs half a minute, every further one in it a tenth of that."""
+
+from dataclasses import replace
+
+from max.dtype import DType
+from max.graph import Module
+from maxsoftmax import runtime
+from maxsoftmax.runtime import Signature
+
+DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
+ALONG = ("log_softmax", "softmax_backward", "log_softmax_backward", "max_sum", "logsumexp")
+
+_own = runtime.model
+_models = runtime._models
+
+
+def model(signature: Signature, n: int):
+    """Returns what `runtime.model` does, and has its relatives compiled with it.
+
+    Tests with models of their own are left alone, and so are GPUs, where many processes share the work.
+    """
+    if runtime._models is _models and signature not in _models and signature.device.is_host:
+        together = [relative for relative in family(signature) if relative not in _models]
+        if signature in together:
+            _compile(together)
+    return _own(signature, n)
+
+
+def family(signature: Signature) -> list[Signature]:
+    """Returns the models that are likely to be wanted once this one is."""
+    plain = Signature(signature.device, signature.dtype, True)
+    if signature.n is not None:
+        return []
+    if signature.op == "softmax":
+        chosen = replace(plain, algorithm=signature.algorithm)
+        return [replace(chosen, dtype=dtype, contiguous=rows) for dtype in DTYPES for rows in (True, False)]
+    if "target" not in runtime.INPUTS[signature.op]:
+        ops = ALONG if signature.dtype == DType.float32 else (signature.op,)
+        return [replace(plain, op=op, contiguous=rows) for op in ops for rows in (True, False)]
+    return [replace(plain, op=op, contiguous=rows, options=options) for op, rows, options in _losses()]
+
+
+def _losses():
+    """Yields the op, whether its rows are contiguous, and the options of the losses that are tested most."""
+
+    def options(reduction="mean", target=DType.int64, smoothing=0.0, **others):
+        chosen = {"ignore_index": -100, "label_smoothing": smoothing, "reduction": reduction}
+        return tuple({"target": target, **others, **chosen}.items())
+
+    for reduction in ("none", "sum", "mean"):
+        yield "cross_entropy_forward", True, options(reduction)
+    yield "cross_entropy_backward", True, options(dloss=False)
+    yield "cross_entropy_backward_", True, options(dloss=False)
+    for rows, more in ((False, {}), (True, {"reduction": "none", "target": DType.int32})):
+        yield "cross_entropy_forward", rows, options(**more)
+        yield "cross_entropy_backward", rows, options(**more, dloss=True)
+    yield "cross_entropy_forward", True, options(smoothing=0.2)
+    yield "cross_entropy_backward", True, options(smoothing=0.2, dloss=False)
+
+
+def _compile(signatures: list[Signature]) -> None:
+    module = Module()
+    graphs = [runtime._graph(signature, f"model{i}", module) for i, signature in enumerate(signatures)]
+    session = runtime._session(signatures[0].device)
+    # Of a graph, everything in its module is compiled, and unlike a module it knows our kernels.
+    models = session.init_all(session.compile(graphs[-1]))
+    _models.update((signature, models[graph.name]) for signature, graph in zip(signatures, graphs, strict=True))
