@@ -1,4 +1,4 @@
-"""Models that many tests share, compiled together: a graph costs half a minute, every further one in it a tenth of that."""
+"""Models that many tests share, compiled together: one takes half a minute, and every further one a tenth of that."""
 
 from dataclasses import replace
 
