@@ -35,12 +35,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("how", ways, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        # Two processes must not compile the same model: what shares models stays together.
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if "gpu" in item.keywords and "gpu" not in DEVICES:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
 

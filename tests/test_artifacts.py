@@ -163,11 +163,13 @@ def test_a_signature_tells_models_apart():
 
 
 def test_the_next_process_does_not_compile(environment):
-    maxsoftmax.softmax(np.zeros((2, 3), np.float32))
-    code = """
+    call = "assert (maxsoftmax.softmax(np.zeros((7, 4), np.float32)) == 0.25).all()"
+    first = f"import maxsoftmax, numpy as np; {call}"
+    again = f"""
 import maxsoftmax, numpy as np, pytest
 from maxsoftmax import runtime
 with runtime.observing(lambda signature: pytest.fail("compiled again")):
-    assert (maxsoftmax.softmax(np.zeros((7, 4), np.float32)) == 0.25).all()
+    {call}
 """
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    for script in (first, again):
+        subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
