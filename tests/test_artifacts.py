@@ -5,7 +5,6 @@ import sys
 import warnings
 
 import maxsoftmax
-import numpy as np
 import pytest
 from maxsoftmax import artifacts, cache, runtime
 from maxsoftmax.extension import distribution_version
