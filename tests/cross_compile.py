@@ -1,4 +1,4 @@
-"""Compiles the op for a GPU that need not be there: python cross_compile.py ARCHITECTURE."""
+"""Compiles ops for a GPU that need not be there: python cross_compile.py ARCHITECTURE softmax|relatives."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from max import driver
 
-architecture = sys.argv[1]
+architecture, what = sys.argv[1:]
 driver.set_virtual_device_api("hip" if architecture.startswith("gfx") else "cuda")
 driver.set_virtual_device_count(1)
 driver.set_virtual_device_target_arch(architecture)
@@ -14,19 +14,59 @@ driver.set_virtual_device_target_arch(architecture)
 import maxsoftmax  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession  # noqa: E402
-from max.graph import DeviceRef, Graph, TensorType  # noqa: E402
+from max.graph import DeviceRef, Graph, TensorType, TensorValue  # noqa: E402
+from maxsoftmax import ops  # noqa: E402
 from maxsoftmax.arguments import ALGORITHMS, DTYPES  # noqa: E402
 
-types = [TensorType(dtype, ("a", "b", "c"), DeviceRef.GPU()) for dtype in DTYPES]
-types.append(TensorType(DType.float32, (64, 50257), DeviceRef.GPU()))
-with Graph("cross", input_types=types, custom_extensions=[maxsoftmax.extension()]) as graph:
-    values = [value.tensor for value in graph.inputs]
-    graph.output(
-        *[maxsoftmax.ops.softmax(x, axis=axis) for x in values[:-1] for axis in (1, 2)],
-        maxsoftmax.ops.softmax(values[-1]),
-        *[maxsoftmax.ops.softmax(values[-1], algorithm=algorithm) for algorithm in ALGORITHMS["gpu"]],
-        maxsoftmax.ops.softmax(values[-1], algorithm="tree", block_size=1024),
-    )
+GPU = DeviceRef.GPU()
+
+
+def softmaxes(*values: TensorValue) -> list[TensorValue]:
+    """Returns softmax of every dtype along every kind of axis, and by every algorithm."""
+    *values, fixed = values
+    return [
+        *[ops.softmax(x, axis=axis) for x in values for axis in (1, 2)],
+        ops.softmax(fixed),
+        *[ops.softmax(fixed, algorithm=algorithm) for algorithm in ALGORITHMS["gpu"]],
+        ops.softmax(fixed, algorithm="tree", block_size=1024),
+    ]
+
+
+def relatives(*values: TensorValue) -> list[TensorValue]:
+    """Returns everything else, of every dtype."""
+    *values, target, mask = values
+    results = []
+    for x in values:
+        for axis in (0, 1):
+            results += [
+                ops.log_softmax(x, axis),
+                ops.softmax_backward(x, x, axis),
+                ops.log_softmax_backward(x, x, axis),
+                ops.logsumexp(x, axis),
+            ]
+        for axis in (-1, -2):
+            results.append(ops.softmax(x, axis, scale=0.5, mask=mask, temperature=2.0))
+        results.append(ops.softmax(x, causal=True, sink=ops.max_sum(x)[0].reshape((x.shape[0], 1))))
+        loss, pairs = ops.cross_entropy_forward(x, target, label_smoothing=0.1)
+        results += [loss, ops.cross_entropy_backward(x, target, pairs, label_smoothing=0.1)]
+    return results
+
+
+TYPES = {
+    softmaxes: [
+        *[TensorType(dtype, ("a", "b", "c"), GPU) for dtype in DTYPES],
+        TensorType(DType.float32, (64, 50257), GPU),
+    ],
+    relatives: [
+        *[TensorType(dtype, ("a", "b"), GPU) for dtype in DTYPES],
+        TensorType(DType.int64, ("a",), GPU),
+        TensorType(DType.bool, ("a", "b"), GPU),
+    ],
+}
+
+build = {"softmax": softmaxes, "relatives": relatives}[what]
+with Graph("cross", input_types=TYPES[build], custom_extensions=[maxsoftmax.extension()]) as graph:
+    graph.output(*build(*(value.tensor for value in graph.inputs)))
 with TemporaryDirectory() as folder:
     path = Path(folder) / "model.mef"
     InferenceSession(devices=[driver.Accelerator()]).compile(graph).export_mef(path)

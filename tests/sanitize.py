@@ -1,25 +1,100 @@
-"""Runs kernels on a GPU for compute-sanitizer to watch: a shape for each of `auto` along either axis, and the tree."""
+"""Runs kernels on a GPU for compute-sanitizer to watch: python sanitize.py softmax|relatives.
+
+Softmax has a shape for each kernel of `auto` along either axis, and the tree; its relatives have a few of each kind.
+"""
+
+import sys
 
 import maxsoftmax
 import ml_dtypes
 import numpy as np
+import scipy.special
 from contract import check
 
-
-def run(shape, axis, algorithm, dtype=np.float32):
-    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(dtype)
-    check(maxsoftmax.softmax(x, axis=axis, device="gpu", algorithm=algorithm), x, axis=axis)
+what, device = (*sys.argv[1:], "gpu")[:2]
+BOTH = (np.float32, ml_dtypes.bfloat16)
 
 
-for n in (1, 129, 1025, 50257):
-    run((3, n), 1, "tree")
-    run((2, n, 3), 1, "tree")
-for n in (5, 12, 30, 61, 101, 250, 500, 1001, 1500, 2001, 3001, 4001, 6001, 8001, 12001, 50257, 200001, 400001):
-    run((3, n), 1, "auto")
-    run((3, n), 1, "auto", ml_dtypes.bfloat16)
-run((17, 50257), 1, "auto")
-for n in (3, 13, 60, 100, 300, 3001, 16001, 30001):
-    for inner in (3, 8, 40):
-        run((2, n, inner), 1, "auto")
-        run((2, n, inner), 1, "auto", ml_dtypes.bfloat16)
+def logits(shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def run(shape, axis, algorithm="auto", dtype=np.float32):
+    x = logits(shape, dtype)
+    check(maxsoftmax.softmax(x, axis=axis, device=device, algorithm=algorithm), x, axis=axis)
+
+
+def softmax():
+    for n in (1, 129, 1025, 50257):
+        run((3, n), 1, "tree")
+        run((2, n, 3), 1, "tree")
+    for n in (5, 12, 30, 61, 101, 250, 500, 1001, 1500, 2001, 3001, 4001, 6001, 8001, 12001, 50257, 200001, 400001):
+        for dtype in BOTH:
+            run((3, n), 1, dtype=dtype)
+    run((17, 50257), 1)
+    for n in (3, 13, 60, 100, 300, 3001, 16001, 30001):
+        for inner in (3, 8, 40):
+            for dtype in BOTH:
+                run((2, n, inner), 1, dtype=dtype)
+
+
+def close(found, expected, dtype):
+    tolerance = 1e-5 if dtype == np.float32 else 2e-2
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def relatives():
+    shapes = [(3, n) for n in (5, 101, 1001, 3001, 12001, 50257, 200001)]
+    columns = [(2, n, inner) for n in (13, 300, 3001) for inner in (3, 40)]
+    for shape in shapes + columns:
+        along(logits(shape), logits(shape, seed=1), np.float32)
+    for shape in shapes:
+        along(logits(shape, BOTH[1]), logits(shape, BOTH[1], seed=1), BOTH[1])
+    for n in (5, 1001, 12001, 50257):
+        for dtype in BOTH:
+            losses(logits((4, n), dtype), dtype)
+    for keys in (31, 1001, 40000):
+        forms(logits((2, 5, keys)), np.float32)
+
+
+def along(x, dy, dtype):
+    log_y = scipy.special.log_softmax(x.astype(np.float64), axis=1)
+    y, wide = np.exp(log_y).astype(dtype), dy.astype(np.float64)
+    close(maxsoftmax.log_softmax(x, 1, device=device), log_y, dtype)
+    weight = y.astype(np.float64)
+    expected = weight * (wide - (weight * wide).sum(1, keepdims=True))
+    close(maxsoftmax.softmax_backward(y, dy, 1, device=device), expected, dtype)
+    if dtype != np.float32:
+        # Each is another model, and they share their kernels.
+        return
+    close(maxsoftmax.logsumexp(x, 1, device=device), scipy.special.logsumexp(x.astype(np.float64), axis=1), dtype)
+    log_y = log_y.astype(dtype)
+    expected = wide - np.exp(log_y.astype(np.float64)) * wide.sum(1, keepdims=True)
+    close(maxsoftmax.log_softmax_backward(log_y, dy, 1, device=device), expected, dtype)
+
+
+def losses(x, dtype):
+    target = np.array([0, x.shape[1] - 1, -100, x.shape[1] // 2])
+    log_y = scipy.special.log_softmax(x.astype(np.float64), axis=1)
+    rows = [0, 1, 3]
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    close(loss, -log_y[rows, target[rows]].mean(), dtype)
+    expected = np.exp(log_y)
+    expected[rows, target[rows]] -= 1
+    expected[2] = 0
+    close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), expected / 3, dtype)
+
+
+def forms(x, dtype):
+    mask = np.random.default_rng(2).random(x.shape[1:]) < 0.7
+    y = maxsoftmax.softmax(x, scale=0.5, mask=mask, causal=True, device=device)
+    queries, keys = mask.shape
+    seen = mask & (np.arange(keys) <= np.arange(queries)[:, None] + keys - queries)
+    with np.errstate(invalid="ignore"):
+        expected = scipy.special.softmax(np.where(seen, x.astype(np.float64) / 2, -np.inf), axis=-1)
+    close(y, np.nan_to_num(expected), dtype)
+
+
+{"softmax": softmax, "relatives": relatives}[what]()
 print("all correct")
