@@ -73,36 +73,38 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
 
     @inline(.always)
     def gradient[
-        smoothing: Float64
+        lanes: SIMDLength, //, smoothing: Float64
     ](
         self,
         target: Class,
         scale: Scalar[Self.dtype],
-        logit: Scalar[Self.dtype],
+        logits: SIMD[Self.dtype, lanes],
         place: Int64,
         n: Int64,
-    ) -> Scalar[Self.dtype]:
-        """Returns the gradient of a logit.
+    ) -> SIMD[Self.dtype, lanes]:
+        """Returns the gradient of logits.
 
         Parameters:
+            lanes: How many.
             smoothing: From 0 to 1.
 
         Args:
             target: What the row is to be.
             scale: Gradient of the loss.
-            logit: The logit.
-            place: Which class it is of.
+            logits: The logits, neighbours.
+            place: Which class the first is of. That of the target is recognized if it is this one.
             n: How many classes there are.
 
         Returns:
-            The gradient; 0 in a row that does not count, NaN for a mistake.
+            The gradients; 0 in a row that does not count, NaN for a mistake.
         """
+        comptime V = SIMD[Self.dtype, lanes]
         if target.is_ignored:
-            return 0
+            return V(0)
         if not target.is_class:
-            return nan[Self.dtype]()
+            return V(nan[Self.dtype]())
         var unit = Unit(self.m)
-        var p = unit.exp(logit) / (self.d * unit.exp(self.m))
+        var p = unit.exp(logits) / (self.d * unit.exp(self.m))
         var wanted = Scalar[Self.dtype](smoothing) / Scalar[Self.dtype](n)
         if place == target.index:
             wanted += Scalar[Self.dtype](1 - smoothing)

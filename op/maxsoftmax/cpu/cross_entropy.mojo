@@ -1,11 +1,14 @@
 """Cross entropy on the CPU, from logits and the pairs of their rows."""
 
 from std.math import ceildiv
+from std.sys import simd_width_of, size_of
 from max.gpu.host import DeviceContext
 
 from ..loss import Class, Loss
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
+from .contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
+from .memory import fetch, fetch_to_write, load, store
 from .schedule import share_rows
 
 
@@ -145,14 +148,39 @@ def gradients[
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
-        for i in range(rows.n):
-            var at = start + i * rows.inner
+        var n = Int64(rows.n)
+        if rows.inner != 1:
+            for i in range(rows.n):
+                var at = start + i * rows.inner
+                dx[unsafe_offset=at] = loss.gradient[smoothing](
+                    target,
+                    scale,
+                    x[unsafe_offset=at].cast[accum](),
+                    Int64(i),
+                    n,
+                ).cast[dtype]()
+            return
+        # As if no class were wanted, and then the one that is: comparing each with it would take longer.
+        var wanted = Scalar[accum](0)
+        if target.is_class:
+            wanted = x[unsafe_offset=start + Int(target.index)].cast[accum]()
+        comptime width = VECTORS * simd_width_of[accum]()
+        for i in range(0, rows.n, width):
+            var at = start + i
+            var logits = load[width](x.unsafe_offset(at), rows.n - i)
+            fetch[width](x.unsafe_offset(at + READ_AHEAD // size_of[dtype]()))
+            fetch_to_write[width](
+                dx.unsafe_offset(at + WRITE_AHEAD // size_of[dtype]())
+            )
+            store(
+                dx.unsafe_offset(at),
+                loss.gradient[smoothing](target, scale, logits, -2, n),
+                rows.n - i,
+            )
+        if target.is_class:
+            var at = start + Int(target.index)
             dx[unsafe_offset=at] = loss.gradient[smoothing](
-                target,
-                scale,
-                x[unsafe_offset=at].cast[accum](),
-                Int64(i),
-                Int64(rows.n),
+                target, scale, wanted, target.index, n
             ).cast[dtype]()
 
     share_rows(write, rows, ctx)

@@ -150,7 +150,7 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
         cases = tuple(
             dict.fromkeys(Case(shape, dtype, options.axis, options.op) for shape in shapes for dtype in dtypes)
         )
-        return CUSTOM, Suite("The shapes asked for", best, cases, rungs=True), best
+        return CUSTOM, Suite("The shapes asked for", best, cases, rungs=options.op == "softmax"), best
     if options.dtype or options.axis != -1 or options.op != "softmax":
         raise ValueError("--dtype, --axis and --op go with --shape: a suite has its own")
     name = options.suite or ("ladder" if best == "gpu" else "cpu")
