@@ -5,10 +5,10 @@ from dataclasses import replace
 from max.dtype import DType
 from max.graph import Module
 from maxsoftmax import runtime
-from maxsoftmax.runtime import Signature
+from maxsoftmax.arguments import DTYPES
+from maxsoftmax.runtime import INPUTS, Signature
 
-DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
-ALONG = ("log_softmax", "softmax_backward", "log_softmax_backward", "max_sum", "logsumexp")
+ALONG = [op for op, inputs in INPUTS.items() if op != "softmax" and "target" not in inputs]
 
 _own = runtime.model
 _models = runtime._models
@@ -34,7 +34,7 @@ def family(signature: Signature) -> list[Signature]:
     if signature.op == "softmax":
         chosen = replace(plain, algorithm=signature.algorithm)
         return [replace(chosen, dtype=dtype, contiguous=rows) for dtype in DTYPES for rows in (True, False)]
-    if "target" not in runtime.INPUTS[signature.op]:
+    if signature.op in ALONG:
         ops = ALONG if signature.dtype == DType.float32 else (signature.op,)
         return [replace(plain, op=op, contiguous=rows) for op in ops for rows in (True, False)]
     return [replace(plain, op=op, contiguous=rows, options=options) for op, rows, options in _losses()]

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import scipy.special
 from contract import check
+from test_forms import attention
+from test_gradients import backward, losses, wide
 
 what, device = (*sys.argv[1:], "gpu")[:2]
 BOTH = (np.float32, ml_dtypes.bfloat16)
@@ -53,47 +55,35 @@ def relatives():
         along(logits(shape, BOTH[1]), logits(shape, BOTH[1], seed=1), BOTH[1])
     for n in (5, 1001, 12001, 50257):
         for dtype in BOTH:
-            losses(logits((4, n), dtype), dtype)
+            cross_entropy(logits((4, n), dtype), dtype)
     for keys in (31, 1001, 40000):
         forms(logits((2, 5, keys)), np.float32)
 
 
 def along(x, dy, dtype):
-    log_y = scipy.special.log_softmax(x.astype(np.float64), axis=1)
-    y, wide = np.exp(log_y).astype(dtype), dy.astype(np.float64)
+    log_y = scipy.special.log_softmax(wide(x), axis=1)
+    y = np.exp(log_y).astype(dtype)
     close(maxsoftmax.log_softmax(x, 1, device=device), log_y, dtype)
-    weight = y.astype(np.float64)
-    expected = weight * (wide - (weight * wide).sum(1, keepdims=True))
-    close(maxsoftmax.softmax_backward(y, dy, 1, device=device), expected, dtype)
+    close(maxsoftmax.softmax_backward(y, dy, 1, device=device), backward(y, dy, 1, False), dtype)
     if dtype != np.float32:
         # Each is another model, and they share their kernels.
         return
-    close(maxsoftmax.logsumexp(x, 1, device=device), scipy.special.logsumexp(x.astype(np.float64), axis=1), dtype)
+    close(maxsoftmax.logsumexp(x, 1, device=device), scipy.special.logsumexp(wide(x), axis=1), dtype)
     log_y = log_y.astype(dtype)
-    expected = wide - np.exp(log_y.astype(np.float64)) * wide.sum(1, keepdims=True)
-    close(maxsoftmax.log_softmax_backward(log_y, dy, 1, device=device), expected, dtype)
+    close(maxsoftmax.log_softmax_backward(log_y, dy, 1, device=device), backward(log_y, dy, 1, True), dtype)
 
 
-def losses(x, dtype):
+def cross_entropy(x, dtype):
     target = np.array([0, x.shape[1] - 1, -100, x.shape[1] // 2])
-    log_y = scipy.special.log_softmax(x.astype(np.float64), axis=1)
-    rows = [0, 1, 3]
+    expected, gradient = losses(x, target, -100, 0)
     loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
-    close(loss, -log_y[rows, target[rows]].mean(), dtype)
-    expected = np.exp(log_y)
-    expected[rows, target[rows]] -= 1
-    expected[2] = 0
-    close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), expected / 3, dtype)
+    close(loss, expected.sum() / 3, dtype)
+    close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), gradient / 3, dtype)
 
 
 def forms(x, dtype):
-    mask = np.random.default_rng(2).random(x.shape[1:]) < 0.7
-    y = maxsoftmax.softmax(x, scale=0.5, mask=mask, causal=True, device=device)
-    queries, keys = mask.shape
-    seen = mask & (np.arange(keys) <= np.arange(queries)[:, None] + keys - queries)
-    with np.errstate(invalid="ignore"):
-        expected = scipy.special.softmax(np.where(seen, x.astype(np.float64) / 2, -np.inf), axis=-1)
-    close(y, np.nan_to_num(expected), dtype)
+    options = {"scale": 0.5, "mask": np.random.default_rng(2).random(x.shape[1:]) < 0.7, "causal": True}
+    close(maxsoftmax.softmax(x, device=device, **options), attention(x, **options), dtype)
 
 
 {"softmax": softmax, "relatives": relatives}[what]()

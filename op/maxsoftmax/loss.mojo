@@ -79,7 +79,7 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         target: Class,
         scale: Scalar[Self.dtype],
         logits: SIMD[Self.dtype, lanes],
-        place: Int64,
+        are_target: Bool,
         n: Int64,
     ) -> SIMD[Self.dtype, lanes]:
         """Returns the gradient of logits.
@@ -91,8 +91,8 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         Args:
             target: What the row is to be.
             scale: Gradient of the loss.
-            logits: The logits, neighbours.
-            place: Which class the first is of. That of the target is recognized if it is this one.
+            logits: The logits.
+            are_target: Whether they are those of the target, or of other classes.
             n: How many classes there are.
 
         Returns:
@@ -106,6 +106,6 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         var unit = Unit(self.m)
         var p = unit.exp(logits) / (self.d * unit.exp(self.m))
         var wanted = Scalar[Self.dtype](smoothing) / Scalar[Self.dtype](n)
-        if place == target.index:
+        if are_target:
             wanted += Scalar[Self.dtype](1 - smoothing)
         return (p - wanted) * scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from max.dtype import DType
@@ -163,6 +163,34 @@ def class_axis(rank: int) -> int:
     if rank == 0:
         raise ValueError("x has rank 0, but logits need an axis of classes: reshape it to rank 1 first")
     return min(1, rank - 1)
+
+
+def check_target_shape(target: Iterable[Any], x: Iterable[Any], axis: str = "axis") -> int:
+    """Returns the axis of the classes of logits if there is a target for each of their rows.
+
+    Args:
+        target: The shape of the targets, in numbers or in dimensions of a graph.
+        x: That of the logits.
+        axis: What an axis is called.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    found, logits = tuple(target), tuple(x)
+    place = class_axis(len(logits))
+    expected = logits[:place] + logits[place + 1 :]
+    if found != expected:
+        raise ValueError(
+            f"target has shape {words(found)}, but x of {words(logits)} needs {words(expected)}: "
+            f"the classes are along {axis} {place}"
+        )
+    return place
+
+
+def words(shape: Iterable[Any]) -> str:
+    """Returns a shape as Python writes a tuple, symbolic dimensions by their names."""
+    dims = [str(dim) for dim in shape]
+    return "(" + ", ".join(dims) + ("," if len(dims) == 1 else "") + ")"
 
 
 def check_ignore_index(index: Any) -> int:

@@ -21,7 +21,7 @@ from maxsoftmax.arguments import (
     check_label_smoothing,
     check_reduction,
     check_target_dtype,
-    class_axis,
+    check_target_shape,
     normalize_axes,
 )
 from maxsoftmax.eager import Rows
@@ -119,8 +119,8 @@ def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | 
         device: Where to compute; where `x` is if None.
 
     Returns:
-        The logarithms, of the shape of `x` without the axes, its dtype, kind and device: -inf for nothing but -inf, inf
-        beside +inf.
+        The logarithms, of the shape of `x` without the axes, its dtype, kind and device: -inf for nothing but -inf, NaN
+        beside NaN, and else inf beside +inf.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
@@ -369,14 +369,8 @@ def _classified(x: Any, target: Any, ignored: int) -> tuple[Buffer, Buffer, Rows
     logits, classes = _buffer(x, "x"), _buffer(target, "target", classes=True)
     check_dtype(logits.dtype)
     check_target_dtype(classes.dtype)
-    place = class_axis(logits.rank)
     shape = tuple(logits.shape)
-    expected = shape[:place] + shape[place + 1 :]
-    if tuple(classes.shape) != expected:
-        raise ValueError(
-            f"target has shape {tuple(classes.shape)}, but x of {shape} needs {expected}: "
-            f"the classes are along axis {place}"
-        )
+    place = check_target_shape(classes.shape, shape)
     if classes.device.is_host:
         values = classes.to_numpy()
         wrong = (values != ignored) & ((values < 0) | (values >= shape[place]))

@@ -24,8 +24,9 @@ from maxsoftmax.arguments import (
     check_label_smoothing,
     check_reduction,
     check_target_dtype,
-    class_axis,
+    check_target_shape,
     normalize_axis,
+    words,
 )
 from maxsoftmax.extension import extension
 from maxsoftmax.forms import Forms
@@ -469,13 +470,9 @@ def _check(value: TensorValue, name: str, dtype: DType, shape: Any, device: Devi
     if value.dtype != dtype:
         raise TypeError(f"{name} has dtype {value.dtype.name}, but here it needs {dtype.name}")
     if list(value.shape) != list(shape):
-        raise ValueError(f"{name} has shape {_words(value.shape)}, but here it needs {_words(shape)}")
+        raise ValueError(f"{name} has shape {words(value.shape)}, but here it needs {words(shape)}")
     if value.device != device:
         raise ValueError(f"{name} is on {value.device}, but the others are on {device}")
-
-
-def _words(shape: Any) -> str:
-    return "(" + ", ".join(str(dim) for dim in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
 def _classes(x: TensorValue | BufferValue, target: Any) -> tuple[TensorValue, int]:
@@ -483,13 +480,7 @@ def _classes(x: TensorValue | BufferValue, target: Any) -> tuple[TensorValue, in
     target = _value(target, "target")
     check_dtype(x.dtype)
     check_target_dtype(target.dtype)
-    place = class_axis(x.rank)
-    expected = [dim for i, dim in enumerate(x.shape) if i != place]
-    if list(target.shape) != expected:
-        raise ValueError(
-            f"target has shape {_words(target.shape)}, but x of {_words(x.shape)} needs {_words(expected)}: "
-            f"the classes are along axis {place}"
-        )
+    place = check_target_shape(target.shape, x.shape)
     if target.device != x.device:
         raise ValueError(f"target is on {target.device}, but x is on {x.device}")
     return target, place

@@ -16,7 +16,13 @@ except ImportError as error:
     raise ImportError("maxsoftmax.torch needs PyTorch: pip install 'maxsoftmax[torch]'") from error
 
 from maxsoftmax import arrays, eager
-from maxsoftmax.arguments import check_ignore_index, check_label_smoothing, check_reduction, class_axis
+from maxsoftmax.arguments import (
+    check_ignore_index,
+    check_label_smoothing,
+    check_reduction,
+    check_target_shape,
+    class_axis,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What the kernels compute."""
@@ -41,9 +47,7 @@ def softmax(x: torch.Tensor, dim: int | None = -1, *, dtype: torch.dtype | None 
         TypeError: If an argument is not of its type, or the dtype is not one of these.
         IndexError: If there is no such dimension.
     """
-    x, place = _checked(x, dim, dtype)
-    y: torch.Tensor = _softmax(x.reshape(x.shape or (1,)), place)
-    return y.reshape(x.shape)
+    return _applied(_softmax, x, dim, dtype)
 
 
 def log_softmax(x: torch.Tensor, dim: int | None = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -62,9 +66,7 @@ def log_softmax(x: torch.Tensor, dim: int | None = -1, *, dtype: torch.dtype | N
         TypeError: If an argument is not of its type, or the dtype is not one of these.
         IndexError: If there is no such dimension.
     """
-    x, place = _checked(x, dim, dtype)
-    y: torch.Tensor = _log_softmax(x.reshape(x.shape or (1,)), place)
-    return y.reshape(x.shape)
+    return _applied(_log_softmax, x, dim, dtype)
 
 
 def cross_entropy(
@@ -100,13 +102,7 @@ def cross_entropy(
     _check_tensor(target, "target", TARGET_DTYPES, "int32 or int64 classes; their probabilities are not supported")
     if weight is not None:
         raise ValueError("weight must be None: weights of classes are not supported")
-    place = class_axis(x.ndim)
-    expected = x.shape[:place] + x.shape[place + 1 :]
-    if target.shape != expected:
-        raise ValueError(
-            f"target has shape {tuple(target.shape)}, but x of {tuple(x.shape)} needs {tuple(expected)}: "
-            f"the classes are along dimension {place}"
-        )
+    check_target_shape(target.shape, x.shape, "dimension")
     if target.device != x.device:
         raise ValueError(f"target is on {target.device}, but x is on {x.device}")
     chosen = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
@@ -114,19 +110,25 @@ def cross_entropy(
     return loss
 
 
-def _checked(x: Any, dim: Any, dtype: torch.dtype | None) -> tuple[torch.Tensor, int]:
-    """Returns the tensor in the dtype asked for, and the dimension counted from 0."""
+def _applied(operator: Callable[..., torch.Tensor], x: Any, dim: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """Returns what an operator makes of a tensor in the dtype asked for; of a scalar as if it were a row of one."""
     if dtype is not None and isinstance(x, torch.Tensor):
         x = x.to(dtype)
     _check_tensor(x)
+    return operator(x.reshape(x.shape or (1,)), _place(x, dim)).reshape(x.shape)
+
+
+def _place(x: torch.Tensor, dim: Any) -> int:
+    """Returns the dimension counted from 0."""
     if dim is None:
-        return x, 0 if x.ndim in (0, 1, 3) else 1
+        return 0 if x.ndim in (0, 1, 3) else 1
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an integer or None, not {dim!r}")
     rank = max(x.ndim, 1)
     if not -rank <= dim < rank:
         raise IndexError(f"dim {dim} is out of bounds for x of rank {x.ndim}: it must be from {-rank} to {rank - 1}")
-    return x, dim % rank
+    place: int = dim % rank
+    return place
 
 
 def _check_tensor(

@@ -156,7 +156,7 @@ def gradients[
                     target,
                     scale,
                     x[unsafe_offset=at].cast[accum](),
-                    Int64(i),
+                    Int64(i) == target.index,
                     n,
                 ).cast[dtype]()
             return
@@ -174,13 +174,13 @@ def gradients[
             )
             store(
                 dx.unsafe_offset(at),
-                loss.gradient[smoothing](target, scale, logits, -2, n),
+                loss.gradient[smoothing](target, scale, logits, False, n),
                 rows.n - i,
             )
         if target.is_class:
             var at = start + Int(target.index)
             dx[unsafe_offset=at] = loss.gradient[smoothing](
-                target, scale, wanted, target.index, n
+                target, scale, wanted, True, n
             ).cast[dtype]()
 
     share_rows(write, rows, ctx)

@@ -288,7 +288,7 @@ def any_gradients_kernel[
             target,
             scales[unsafe_offset=row * Int(step)],
             x[unsafe_offset=i].cast[accum](),
-            position % n,
+            position % n == target.index,
             n,
         ).cast[dtype]()
 
