@@ -183,6 +183,12 @@ def test_choices_of_cross_entropy(place, ignored, smoothing):
     same(lambda x: ours.cross_entropy(x, target, **options), lambda x: F.cross_entropy(x, target, **options), x)
 
 
+def test_a_share_is_not_rounded_on_its_way(place):
+    target = classes(20, n=7, device=place, dtype=torch.int64)
+    x = normal(20, 7, dtype=torch.float64, device=place).detach()
+    close(ours.cross_entropy(x, target, label_smoothing=0.2), F.cross_entropy(x, target, label_smoothing=0.2))
+
+
 def test_without_a_row_that_counts(place):
     target = torch.full((4,), -100, device=place)
     x = normal(4, 6, device=place)

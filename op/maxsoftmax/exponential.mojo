@@ -16,6 +16,10 @@ comptime SMALL = 64
 """Up to which |m| the unit is a power of two. For a larger m, x - m is exact down to x = m / 2 (Sterbenz), and what is
 below has e^x < e^-32 · e^m, so that its error, 2^-24 · |x - m| of that, is lost even in a sum of 2^24 of them."""
 
+comptime ROOM = 32
+"""Binary places by which a row's unit is lowered for the division, so that what the unit of a part is in terms of it
+underflows only where every probability of the part is 0."""
+
 comptime HEADROOM = 64
 """Binary places by which e^m exceeds the unit; the sum of 2^62 such terms is still finite in float32."""
 
@@ -70,8 +74,16 @@ struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
             )
 
     @inline(.always)
+    def lowered(self) -> Self:
+        """Returns the unit divided by 2^`ROOM`."""
+        var lower = self
+        lower.exponent -= ROOM
+        return lower
+
+    @inline(.always)
     def over(self, larger: Self) -> SIMD[Self.dtype, Self.width]:
-        """Returns this unit in terms of one that is not smaller."""
+        """Returns this unit in terms of one that is not smaller, or lowered one that was not.
+        """
         return _exp(
             self.offset - larger.offset, larger.exponent - self.exponent
         )
@@ -285,6 +297,13 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
             exp2(larger.intercept - self.intercept), Self.Values(0)
         )
         return self.m.eq(larger.m).select(Self.Values(1), factor)
+
+    @inline(.always)
+    def over_lowered(self, larger: Self) -> Self.Values:
+        """Returns this unit in terms of the lowered one of a maximum that is not smaller.
+        """
+        comptime assert Self.exact
+        return Unit(self.m).over(Unit(larger.m).lowered())
 
 
 @inline(.always)

@@ -6,6 +6,7 @@ from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
+from std.memory import bitcast
 from std.utils import IndexList
 
 from . import cpu, fused, gpu
@@ -261,7 +262,7 @@ struct CrossEntropy:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, ignore_index: Int, smoothing: Float64
+        target: StaticString, axis: Int, ignore_index: Int, smoothing: Int
     ](
         losses: OutputTensor[rank=1, ...],
         totals: OutputTensor[dtype=losses.dtype, rank=1, ...],
@@ -276,7 +277,7 @@ struct CrossEntropy:
             target: Where to compute: "cpu" or "gpu".
             axis: The axis of the classes, counted from 0.
             ignore_index: The class of rows that do not count.
-            smoothing: Share of the target that is spread over all classes.
+            smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
 
         Args:
             losses: (rows,), the dimensions beside `axis` being one; float64 for float64, else float32.
@@ -298,7 +299,7 @@ struct CrossEntropy:
                 ctx,
             )
         comptime if is_cpu[target]():
-            cpu.losses[x.dtype, targets.dtype, smoothing](
+            cpu.losses[x.dtype, targets.dtype, _float[smoothing]()](
                 _sums[x.dtype](losses),
                 _sums[x.dtype](totals),
                 _sums[x.dtype](pairs),
@@ -309,7 +310,7 @@ struct CrossEntropy:
                 ctx,
             )
         else:
-            gpu.losses[x.dtype, targets.dtype, smoothing](
+            gpu.losses[x.dtype, targets.dtype, _float[smoothing]()](
                 _sums[x.dtype](losses),
                 _sums[x.dtype](totals),
                 _sums[x.dtype](pairs),
@@ -330,7 +331,7 @@ struct CrossEntropyBackward:
         target: StaticString,
         axis: Int,
         ignore_index: Int,
-        smoothing: Float64,
+        smoothing: Int,
         reduction: StaticString,
     ](
         dx: OutputTensor,
@@ -346,7 +347,7 @@ struct CrossEntropyBackward:
             target: Where to compute: "cpu" or "gpu".
             axis: The axis of the classes, counted from 0.
             ignore_index: The class of rows that do not count.
-            smoothing: Share of the target that is spread over all classes.
+            smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
             reduction: What became of the losses: "none", "sum" or "mean".
 
         Args:
@@ -357,7 +358,7 @@ struct CrossEntropyBackward:
             dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
             ctx: The device.
         """
-        _gradients[target, axis, ignore_index, smoothing, reduction](
+        _gradients[target, axis, ignore_index, _float[smoothing](), reduction](
             _target(dx), x.shape(), _source(x), targets, pairs, dloss, ctx
         )
 
@@ -372,7 +373,7 @@ struct CrossEntropyBackwardInPlace:
         target: StaticString,
         axis: Int,
         ignore_index: Int,
-        smoothing: Float64,
+        smoothing: Int,
         reduction: StaticString,
     ](
         x: MutableInputTensor,
@@ -387,7 +388,7 @@ struct CrossEntropyBackwardInPlace:
             target: Where to compute: "cpu" or "gpu".
             axis: The axis of the classes, counted from 0.
             ignore_index: The class of rows that do not count.
-            smoothing: Share of the target that is spread over all classes.
+            smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
             reduction: What became of the losses: "none", "sum" or "mean".
 
         Args:
@@ -398,7 +399,7 @@ struct CrossEntropyBackwardInPlace:
             ctx: The device.
         """
         var logits = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        _gradients[target, axis, ignore_index, smoothing, reduction](
+        _gradients[target, axis, ignore_index, _float[smoothing](), reduction](
             logits, x.shape(), logits, targets, pairs, dloss, ctx
         )
 
@@ -457,6 +458,12 @@ def _auto[
         cpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
     else:
         gpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
+
+
+def _float[bits: Int]() -> Float64:
+    """Returns a parameter that a graph handed over by its bits: a float it would have rounded to Float32.
+    """
+    return bitcast[DType.float64](Int64(bits))
 
 
 def _target(y: OutputTensor) -> Target[y.dtype]:

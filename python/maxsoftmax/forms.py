@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from maxsoftmax.arguments import words
+
 
 class Forms(NamedTuple):
     """What was asked for beside softmax itself; None or False where nothing was."""
@@ -82,8 +84,4 @@ def check_shape(name: str, shape: Sequence[Any], whole: Sequence[Any]) -> None:
         mine in (1, theirs) for mine, theirs in zip(reversed(shape), reversed(whole), strict=False)
     )
     if not fits:
-        raise ValueError(f"{name} has shape {_text(shape)}, but must broadcast to {_text(whole)}")
-
-
-def _text(shape: Sequence[Any]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+        raise ValueError(f"{name} has shape {words(shape)}, but must broadcast to {words(whole)}")

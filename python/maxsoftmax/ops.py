@@ -490,7 +490,8 @@ def _choices(place: int, ignore_index: Any, label_smoothing: Any) -> dict[str, A
     return {
         "axis": place,
         "ignore_index": check_ignore_index(ignore_index),
-        "smoothing": check_label_smoothing(label_smoothing),
+        # As a float it would be rounded to float32 on its way to the kernel.
+        "smoothing": int(np.float64(check_label_smoothing(label_smoothing)).view(np.int64)),
     }
 
 

@@ -70,6 +70,24 @@ def test_units_convert_into_larger_ones() raises:
             )
 
 
+def test_lowered_units_have_room_for_those_whose_results_are_subnormal() raises:
+    for step in [Float32(0), 1, 40, 87, 90, 100, 104]:
+        for large in [Float32(-100), 0, 19, 64, 65]:
+            var small = large - step
+            var row = Unit(large)
+            var rest = Unit(small).over(row.lowered())
+            var e = Unit(small).exp(small) * rest / (1 << 32)
+            assert_true(rest > 1e-37, String(t"{large} - {step}"))
+            # Both are normal numbers, and only in float64 is their quotient one.
+            var ratio = (
+                e.cast[DType.float64]() / row.exp(large).cast[DType.float64]()
+            )
+            assert_true(
+                abs(ratio / exp(-step.cast[DType.float64]()) - 1) < 4e-7,
+                String(t"{large} - {step}: {ratio}"),
+            )
+
+
 def test_float64_satisfies_its_functional_equation() raises:
     # exp(2x) = exp(x)² holds to a few roundings, without trusting another exponential.
     var unit = Unit(Float64(0))

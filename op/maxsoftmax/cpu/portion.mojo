@@ -1,11 +1,7 @@
 """A span of a row whose exponentials are counted in the unit of the span's own maximum."""
 
-from ..exponential import Unit
+from ..exponential import ROOM, Unit
 from ..online import MaxSum, Normalizer
-
-comptime ROOM = 32
-"""Binary places by which the row's unit is lowered for the division, so that what a span's unit is in terms of it
-underflows only where every probability of the span is 0."""
 
 
 struct Portion[dtype: DType](TrivialRegisterPassable):
@@ -30,8 +26,7 @@ struct Portion[dtype: DType](TrivialRegisterPassable):
         """
         comptime room = Scalar[Self.dtype](1 << ROOM)
         self.unit = Unit(part.m)
-        var lower = Unit(total.m)
-        lower.exponent -= ROOM
+        var lower = Unit(total.m).lowered()
         self.factor = room
         # That of nothing but -inf may be anything that is finite: it is multiplied by 0, or by NaN.
         if part.m < total.m and part.m > Scalar[Self.dtype].MIN:

@@ -9,7 +9,7 @@ from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
 from max.gpu import block_idx, thread_idx
 
-from ..exponential import Scale, quotient
+from ..exponential import ROOM, Scale, quotient
 from .team import greater, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
@@ -36,12 +36,18 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         self.d = d
 
     @inline(.always)
-    def reciprocal(self) -> Self.Values:
-        """Returns 1 / d; NaN if m is not finite, as then is all of the row."""
+    def reciprocal[lowered: Bool = False](self) -> Self.Values:
+        """Returns 1 / d; NaN if m is not finite, as then is all of the row.
+
+        Parameters:
+            lowered: Whether for exponentials in the lowered unit.
+        """
         var result = quotient(Self.Values(1), self.d)
         comptime if Self.width > 1:
             # Newton's step makes up for what the quotient lacks.
             result = result.fma(result.fma(-self.d, Self.Values(1)), result)
+        comptime if lowered:
+            result /= Float32(1 << ROOM)
         return (
             abs(self.m)
             .lt(inf[DType.float32]())

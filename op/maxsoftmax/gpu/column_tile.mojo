@@ -141,7 +141,7 @@ def column_tile_kernel[
             add[exact](sum, e)
     var pair: Pair[width]
 
-    # What this block's exponentials are to be multiplied by to be in the rows' unit.
+    # What this block's exponentials are to be multiplied by to be in the rows' unit, or the lowered one.
     var rest = Vector(1)
     comptime if not clustered:
         pair = Pair(m, sums.reduce[False](thread, sum.value))
@@ -154,7 +154,7 @@ def column_tile_kernel[
         comptime if exact:
             # In a part of nothing but -inf, all is 0.
             rest = m.eq(neg_inf[DType.float32]()).select(
-                Vector(0), scale.over(of_row)
+                Vector(0), scale.over_lowered(of_row)
             )
         else:
             # What is computed anew can as well be in that unit.
@@ -165,7 +165,7 @@ def column_tile_kernel[
             if index < Int(all):
                 write_pair[exact](y, index * width, pair)
         return
-    var factor = pair.reciprocal()
+    var factor = pair.reciprocal[exact and clustered]()
     comptime if finish == Finish.LOGARITHMS:
         factor = logarithm(pair.relative[exact]())
     var zero = sums.secret()
@@ -429,15 +429,15 @@ def _finished[
         m: Maxima of the columns.
         scale: Of the columns.
         factor: 1 / d of the columns, or ln d.
-        rest: What the block's exponentials are to be multiplied by to be in the columns' units.
+        rest: What the block's exponentials are to be multiplied by to be in the columns' lowered units.
         zero: As for `anew`.
     """
     comptime if finish == Finish.LOGARITHMS:
         return ((kept.cast[DType.float32]() - m) - factor).cast[dtype]()
     elif exact:
         # One factor after the other: both together may be too small for a normal number.
-        var e = kept * factor.cast[dtype]()
-        return e * rest.cast[dtype]() if clustered else e
+        var e = kept * rest.cast[dtype]() if clustered else kept
+        return e * factor.cast[dtype]()
     else:
         var e = scale.exp(anew(kept, zero).cast[DType.float32]())
         return (e * factor).cast[dtype]()

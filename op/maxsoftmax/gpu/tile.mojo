@@ -161,7 +161,7 @@ def tile_kernel[
         ),
     )
 
-    # What this block's exponentials are to be multiplied by to be in the row's unit.
+    # What this block's exponentials are to be multiplied by to be in the row's unit, or the lowered one.
     var rest = Float32(1)
     comptime if clustered:
         pair = cluster.merge[exact](pair)
@@ -169,7 +169,7 @@ def tile_kernel[
         comptime if exact:
             # In a part of nothing but -inf, all is 0.
             var nothing = m.eq(neg_inf[DType.float32]())
-            rest = Float32(0) if nothing else scale.over(of_row)
+            rest = Float32(0) if nothing else scale.over_lowered(of_row)
         else:
             # What is computed anew can as well be in that unit.
             scale = of_row
@@ -177,7 +177,7 @@ def tile_kernel[
         if lane == 0 and cluster.rank == 0 and row < Int(rows):
             write_pair[exact](y, row, pair)
         return
-    var factor = pair.reciprocal()
+    var factor = pair.reciprocal[exact and clustered]()
     comptime if finish == Finish.LOGARITHMS:
         factor = logarithm(pair.relative[exact]())
 
@@ -191,7 +191,7 @@ def tile_kernel[
             ]()
         elif exact:
             # One factor after the other: both together may be too small for a normal number.
-            return kept * factor.cast[dtype]() * rest.cast[dtype]()
+            return kept * rest.cast[dtype]() * factor.cast[dtype]()
         else:
             var e = scale.exp(kept.cast[DType.float32]())
             return (e * factor).cast[dtype]()
@@ -212,7 +212,7 @@ def tile_kernel[
         comptime if finish == Finish.LOGARITHMS:
             part.store_edges(y, (edges - pair.m) - factor)
         else:
-            part.store_edges(y, scale.exp(edges) * factor * rest)
+            part.store_edges(y, scale.exp(edges) * rest * factor)
 
 
 @inline(.always)
