@@ -4,6 +4,10 @@ from pathlib import Path
 
 import batch
 import max.driver
+
+# At its first import MAX builds a library into its own folder, and a process that comes by meanwhile loads half of it:
+# this is the one process that there is before pytest-xdist starts the others.
+import max.nn
 import pytest
 from maxsoftmax import runtime
 from maxsoftmax.arguments import ALGORITHMS

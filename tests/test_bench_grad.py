@@ -124,6 +124,26 @@ def test_wrong_results_are_found_and_not_timed(op, spoil, dtype):
     assert found.max_rel_error > 1e-3
 
 
+def test_a_loss_of_narrow_logits_may_be_in_float32():
+    kind = computing()
+    prepare = kind.prepare
+
+    def widened(self, wanted, entry):
+        function = prepare(self, wanted, entry)
+        return lambda given: Buffer.from_numpy(array(function(given)).astype(np.float32))
+
+    kind.prepare = widened
+    assert measured(kind, case("cross_entropy", dtype=DType.bfloat16)).status == "ok"
+    found = measured(kind, case("cross_entropy", dtype=DType.float64))
+    assert found.note == "ValueError: the result is scalar float32 where its loss was asked for"
+
+
+def test_probabilities_may_have_been_rounded_as_logarithms():
+    x = np.random.default_rng(0).standard_normal((50, 1))
+    below = reference.cross_entropy_gradient(x, 3, rows=6).below
+    np.testing.assert_allclose(below, -scipy.special.log_softmax(x, axis=0))
+
+
 def test_the_target_of_every_row_counts():
     def misplace(found):
         # What should have been taken from one class was taken from its neighbour.

@@ -168,6 +168,36 @@ def test_cross_entropy(device, dtype, smoothing, n):
     close(dx, gradient / 5, scale=1 / n)
 
 
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements(device):
+    # Rows repeat one period, so that what comes out is known; bfloat16 takes the least memory.
+    n = (1 << 30) + 64
+    shape = 2, n
+    period = logits((64,), ml_dtypes.bfloat16)
+    log_p = wide(period) - np.log(np.exp(wide(period)).sum() * (n // 64))
+    x = np.resize(period, shape)
+
+    def check(found, expected):
+        assert found.shape == shape
+        for row in (0, 1):
+            for part in (found[row, :64], found[row, -64:]):
+                np.testing.assert_allclose(wide(part), expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
+
+    check(maxsoftmax.log_softmax(x, device=device), log_p)
+    target = np.array([n - 1, 5])
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
+    np.testing.assert_allclose(wide(loss), -(log_p[63] + log_p[5]) / 2, rtol=1e-2)
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, device=device)
+    for row, place in enumerate(target):
+        np.testing.assert_allclose(wide(dx[row, place]), -1 / 2, rtol=1e-2)
+        dx[row, place] = dx[row, place - 64 if row == 0 else place + 64]
+    check(dx, np.exp(log_p) / 2)
+    del dx
+    y = np.resize(np.exp(log_p).astype(ml_dtypes.bfloat16), shape)
+    p = wide(y[0, :64])
+    check(maxsoftmax.softmax_backward(y, x, device=device), p * (wide(period) - (p * wide(period)).sum() * (n // 64)))
+
+
 def test_cross_entropy_of_each_row_has_a_gradient_of_each(device):
     x, target = logits((4, 50)), np.array([3, -100, 49, 0], np.int32)
     loss, pairs = maxsoftmax.cross_entropy_forward(x, target, reduction="none", device=device)

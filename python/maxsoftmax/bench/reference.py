@@ -17,7 +17,7 @@ class Expected(NamedTuple):
     terms: np.ndarray
     """Magnitudes of what is added up to give `values`: an error of so much is a relative error of 1."""
     below: np.ndarray
-    """By how much a logit is below the maximum of its row: exponentials may be off by so many more roundings."""
+    """By how much a logit is below what its exponential is taken over: that may be off by so many more roundings."""
 
 
 def softmax(x: np.ndarray) -> Expected:
@@ -46,6 +46,8 @@ def softmax_backward(y: np.ndarray, dy: np.ndarray) -> Expected:
 def cross_entropy_gradient(x: np.ndarray, target: int, rows: int) -> Expected:
     """Returns the gradient of one row of logits, a matrix of one column, by the mean loss of `rows`."""
     y, _, below = softmax(x)
+    # Some libraries round the logarithm of a probability before they take its exponential.
+    below = below - np.log(y.max())
     wanted = np.zeros_like(y)
     wanted[target] = 1
     return Expected((y - wanted) / rows, (y + wanted) / rows, below)
