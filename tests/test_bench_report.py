@@ -23,7 +23,7 @@ from maxsoftmax.bench.protocol import record
 from maxsoftmax.bench.providers import PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench
-from maxsoftmax.bench.table import duration, tables
+from maxsoftmax.bench.table import duration, overview, tables
 from PIL import Image
 
 # The command with a provider that waits to be interrupted on its second case.
@@ -151,6 +151,28 @@ def test_a_long_note_is_not_cut(capsys):
     note = "x" * 250
     printed = shown(capsys, record("custom", Case((4, 8)), Entry("torch"), "failed", note=note))
     assert "".join(row[-1] for row in cells(printed)) == note
+
+
+def test_an_overview_has_a_row_a_case_and_a_column_for_each_who_was_timed():
+    case, other = Case((8, 1000)), Case((3, 9), DType.bfloat16)
+    given = results(
+        timed(case, Entry("maxsoftmax", "auto"), 1e-3, copy=0.128),
+        record("custom", case, Entry("liger"), "failed", note="no"),
+        record("custom", case, Entry("jax"), "missing", note="not installed"),
+        timed(case, Entry("torch"), 2e-3, copy=0.128),
+        record("custom", other, Entry("liger"), "wrong", max_rel_error=1.0),
+        timed(other, Entry("torch"), 1.5),
+    )
+    assert overview(given) == (
+        "| | auto | torch |\n|---|---:|---:|\n"
+        "| 8×1000 float32 | 1 ms, 50% | 2 ms, 25% |\n"
+        "| 3×9 bfloat16 |  | 1.5 s, 0% |"
+    )
+    given.records.append(timed(other, Entry("liger"), 1.5))
+    assert overview(given, ["liger", "jax"]).splitlines()[2:] == [
+        "| 8×1000 float32 | FAILED |",
+        "| 3×9 bfloat16 | 1.5 s, 0% |",
+    ]
 
 
 def test_tables_follow_the_records():

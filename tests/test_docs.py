@@ -3,21 +3,22 @@ from pathlib import Path
 
 import pytest
 from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.table import markdown
+from maxsoftmax.bench.table import markdown, overview
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARK = r"<!-- (table|overview): (\S+)((?: (?!-->)\S+)*) -->\n\n(.*?)\n\n"
 TABLES = [
-    pytest.param(document, *found, id=f"{document.name}-{found[0]}")
+    pytest.param(document, *found, id=f"{document.name}-{found[1]}")
     for document in DOCUMENTS
-    for found in re.findall(r"<!-- table: (\S+)((?: (?!-->)\S+)*) -->\n\n(.*?)\n\n", document.read_text(), re.S)
+    for found in re.findall(MARK, document.read_text(), re.S)
 ]
 
 
-@pytest.mark.parametrize(("document", "source", "only", "table"), TABLES)
-def test_tables_are_what_was_measured(document, source, only, table):
+@pytest.mark.parametrize(("document", "kind", "source", "only", "table"), TABLES)
+def test_tables_are_what_was_measured(document, kind, source, only, table):
     results = Results.read(ROOT / source)
-    assert table == markdown(results, only.split() or None)
+    assert table == {"table": markdown, "overview": overview}[kind](results, only.split() or None)
 
 
 def test_every_document_with_figures_has_tables():

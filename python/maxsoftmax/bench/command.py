@@ -18,7 +18,7 @@ from maxsoftmax.bench.cases import BLOCK_SIZE, OPS, SUITES, Case, Entry, Suite, 
 from maxsoftmax.bench.providers import PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench, usable_cores
-from maxsoftmax.bench.table import markdown, tables
+from maxsoftmax.bench.table import markdown, overview, tables
 from maxsoftmax.console import Console
 
 REPORT = "report"
@@ -73,7 +73,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="where the chart goes: .svg or .png, or both without a suffix"
     )
-    bench.add_argument("--markdown", action="store_true", help=f"with '{REPORT}': tables for a document")
+    bench.add_argument(
+        "--markdown", action="store_true", help=f"with '{REPORT}': tables for a document, that of all cases first"
+    )
     bench.set_defaults(command=run)
 
 
@@ -122,7 +124,7 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError("--json of a report would lose which file a record came from")
     for results in several:
         if options.markdown:
-            Console().print(markdown(results))
+            Console().print(overview(results), markdown(results), sep="\n\n")
         else:
             show(results)
     first.records = [record for results in several for record in results.records]

@@ -43,6 +43,23 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
     return "\n\n".join(parts)
 
 
+def overview(results: Results, only: Container[str] | None = None) -> str:
+    """Returns the records as one Markdown table: a row a case, and for each way to compute it time and share of a copy.
+
+    Args:
+        results: What to show.
+        only: As for `markdown`; of them, those that never have a time are left out.
+    """
+    timed = {r.who for r in results.records if r.status == "ok" and (only is None or r.who in only)}
+    names = [who for who in dict.fromkeys(r.who for r in results.records) if who in timed]
+    lines = ["| | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
+    for records in _cases(results):
+        cells = {r.who: _cells(r, None) for r in records if r.status != "missing"}
+        texts = (f"{cells[name][0]}, {cells[name][2]}".removesuffix(", ") if name in cells else "" for name in names)
+        lines.append(f"| {records[0].case} {records[0].dtype} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "error")
 """What is shown of each record."""
 
