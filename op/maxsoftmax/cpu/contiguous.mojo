@@ -1,5 +1,6 @@
 """Rows along the last axis: the lanes of a vector are neighbours in one row."""
 
+from std.math import ceildiv
 from std.sys import simd_width_of, size_of
 from std.utils.numerics import neg_inf
 
@@ -18,12 +19,19 @@ from .memory import (
     write_pairs,
 )
 from .portion import Portion
-from .schedule import Bundles, Pairs, Room
+from .schedule import SPAN, Bundles, Pairs, Room
 
 comptime VECTORS = 4
 """Vectors that are under way at a time, written as one so that their instructions take turns: each waits for the one
 before it, and a core looks ahead no further than a few exponentials. 16384 float32 in the cache take 7.2 us, two vectors
 at a time 8.2, one 11.0."""
+
+comptime TOGETHER = 16
+"""Rows at most that are reduced together, each step of all before the next of any: where a row waits for its lanes
+to be folded, another goes on. 131072×64 float32 take 6.6 ms, one row at a time 10.5."""
+
+comptime BLOCK = 2048
+"""Elements at most of such rows, read twice and written twice: half of a core's first cache."""
 
 comptime READ_AHEAD = 16384
 """Bytes by which reads are announced ahead: while one span is computed, memory delivers the next. 8192×1024 float32 in
@@ -39,7 +47,7 @@ a core's second cache. One row in the cache, 50240 float32: 21 us, computed agai
 
 @fieldwise_init
 struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
-    """Rows whose elements are neighbours in memory, one row a bundle.
+    """Rows whose elements are neighbours in memory; short ones in bundles.
 
     A span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that maximum.
     These wait for the sum of the whole row in `y` if they are no wider, or else in the core's own memory, or if there is
@@ -63,18 +71,18 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
     var rows: Rows
 
     def count(self) -> Int:
-        return self.rows.count()
+        return ceildiv(self.rows.count(), self.pairs())
 
     def length(self) -> Int:
         return self.rows.n
 
     def pairs(self) -> Int:
-        return 1
+        return max(1, min(TOGETHER, BLOCK // max(1, self.rows.n)))
 
     def room(self) -> Int:
         comptime if Self.dtype == Self.accum:
             return 0
-        return self.rows.n if self._stays() else 0
+        return self.pairs() * self.rows.n if self._stays() else 0
 
     def reduce(
         self,
@@ -84,16 +92,24 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var at = bundle * self.rows.n + start
-        var m = self._max(at, end - start)
-        var unit = Unit(m)
-        var kept = self._kept(at, start, room)
-        var d: Sum[Self.accum, 1]
-        if kept:
-            d = self._sum[True](at, end - start, unit, kept)
-        else:
-            d = self._sum[False](at, end - start, unit, None)
-        part[] = rebind[MaxSum[Self.accum, Self.lanes]](MaxSum(m, d))
+        var first, rows = self._rows(bundle)
+        for i in range(rows):
+            var m = self._max((first + i) * self.rows.n + start, end - start)
+            part[unsafe_offset=i].m = rebind[SIMD[Self.accum, Self.lanes]](m)
+        var sums = Array[Sum[Self.accum, Self.width], TOGETHER](
+            fill=Sum[Self.accum, Self.width]()
+        )
+        for i in range(rows):
+            var at = (first + i) * self.rows.n + start
+            var unit = Unit(rebind[Scalar[Self.accum]](part[unsafe_offset=i].m))
+            var kept = self._kept(at, i * self.rows.n + start, room)
+            if kept:
+                sums[i] = self._sum[True](at, end - start, unit, kept)
+            else:
+                sums[i] = self._sum[False](at, end - start, unit, None)
+        for i in range(rows):
+            var d = collapse(sums[i])
+            part[unsafe_offset=i].d = rebind[Sum[Self.accum, Self.lanes]](d)
 
     def write(
         self,
@@ -104,25 +120,36 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         total: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var at = bundle * self.rows.n + start
-        comptime if Self.finish == Finish.PAIR:
-            if start == 0:
-                write_pairs(self.y, self.x, self.rows, bundle, 1, total[])
-            return
-        comptime if Self.finish == Finish.LOGARITHMS:
-            self._write_logarithms(
-                at, end - start, rebind[MaxSum[Self.accum, 1]](total[])
-            )
-            return
-        var portion = Portion(
-            rebind[MaxSum[Self.accum, 1]](part[]),
-            rebind[MaxSum[Self.accum, 1]](total[]),
-        )
-        var kept = self._kept(at, start, room)
-        if kept:
-            self._write[True](at, end - start, portion, kept)
-        else:
-            self._write[False](at, end - start, portion, None)
+        var first, rows = self._rows(bundle)
+        for i in range(rows):
+            var at = (first + i) * self.rows.n + start
+            var row = total.unsafe_offset(i)
+            comptime if Self.finish == Finish.PAIR:
+                if start == 0:
+                    write_pairs(self.y, self.x, self.rows, first + i, 1, row[])
+            elif Self.finish == Finish.LOGARITHMS:
+                var pair = rebind[MaxSum[Self.accum, 1]](row[])
+                self._write_logarithms(at, end - start, pair)
+            else:
+                var kept = self._kept(at, i * self.rows.n + start, room)
+                comptime for whole in [True, False]:
+                    if whole == (self.rows.n <= SPAN):
+                        var portion = Portion[Self.accum, whole](
+                            rebind[MaxSum[Self.accum, 1]](
+                                part[unsafe_offset=i]
+                            ),
+                            rebind[MaxSum[Self.accum, 1]](row[]),
+                        )
+                        if kept:
+                            self._write[True](at, end - start, portion, kept)
+                        else:
+                            self._write[False](at, end - start, portion, None)
+
+    @inline(.always)
+    def _rows(self, bundle: Int) -> Tuple[Int, Int]:
+        """Returns the bundle's first row, and how many it has."""
+        var first = bundle * self.pairs()
+        return first, min(self.pairs(), self.rows.count() - first)
 
     @inline(.always)
     def _stays(self) -> Bool:
@@ -172,8 +199,8 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         count: Int,
         unit: Unit[Self.accum, 1],
         kept: Room[Self.accum],
-    ) -> Sum[Self.accum, 1]:
-        """Returns the sum of e^x over `count` logits from `at` on, and writes the exponentials to where they are kept.
+    ) -> Sum[Self.accum, Self.width]:
+        """Returns the sums of e^x over `count` logits from `at` on, and writes the exponentials to where they are kept.
         """
         var x = self.x.unsafe_offset(at)
         var y = self.y.unsafe_offset(at)
@@ -193,7 +220,7 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
                 store_plain(kept.value().unsafe_offset(i), e_x, count - i)
             d.add(e_x)
             i += Self.width
-        return collapse(d)
+        return d
 
     @inline(.always)
     def _write[
@@ -202,7 +229,7 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         self,
         at: Int,
         count: Int,
-        portion: Portion[Self.accum],
+        portion: Portion[Self.accum, _],
         kept: Room[Self.accum],
     ):
         """Writes `count` probabilities from `at` on."""

@@ -4,11 +4,12 @@ from ..exponential import ROOM, Unit
 from ..online import MaxSum, Normalizer
 
 
-struct Portion[dtype: DType](TrivialRegisterPassable):
+struct Portion[dtype: DType, whole: Bool](TrivialRegisterPassable):
     """What turns the exponentials of one span into probabilities.
 
     Parameters:
         dtype: The accumulator's dtype.
+        whole: Whether it is known at compile time that the span is all of its row.
     """
 
     var unit: Unit[Self.dtype, 1]
@@ -24,6 +25,11 @@ struct Portion[dtype: DType](TrivialRegisterPassable):
     ):
         """The portion that has the pair `part` in a row that has the pair `total`.
         """
+        comptime if Self.whole:
+            self.unit = Unit(total.m)
+            self.factor = 1
+            self.row = Normalizer(self.unit, total.d.value)
+            return
         comptime room = Scalar[Self.dtype](1 << ROOM)
         self.unit = Unit(part.m)
         var lower = Unit(total.m).lowered()
@@ -48,4 +54,7 @@ struct Portion[dtype: DType](TrivialRegisterPassable):
         Returns:
             Probabilities; exactly 1 where e^x is all there is.
         """
-        return self.row.divide(e_x * self.factor)
+        comptime if Self.whole:
+            return self.row.divide(e_x)
+        else:
+            return self.row.divide(e_x * self.factor)

@@ -100,47 +100,43 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
-        # Short rows are reduced several at a time: while one waits for the sum of its lanes, the next begins.
-        var group = max(1, SPAN // max(1, n * pairs * Int(B.lanes)))
 
         @inline(.always)
         def whole(start: Int, end: Int) {imm}:
-            var parts = List[Pair](
-                length=(group * spans + 1) * pairs, fill=Pair()
-            )
+            var parts = List[Pair](length=(spans + 1) * pairs, fill=Pair())
             var part = parts.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            var total = part.unsafe_offset(group * spans * pairs)
+            # The only span of a row has the pair of the row.
+            var total = part
+            if spans > 1:
+                total = part.unsafe_offset(spans * pairs)
             var memory = List[Scalar[B.accum]](
-                unsafe_uninit_length=group * bundles.room()
+                unsafe_uninit_length=bundles.room()
             )
             var room = memory.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            for first in range(start, end, group):
-                var last = min(first + group, end)
-                for number in range(last - first):
-                    for span in range(spans):
-                        bundles.reduce(
-                            first + number,
-                            span * SPAN,
-                            min((span + 1) * SPAN, n),
-                            part.unsafe_offset((number * spans + span) * pairs),
-                            room.unsafe_offset(number * bundles.room()),
-                        )
-                for number in range(last - first):
-                    var own = part.unsafe_offset(number * spans * pairs)
-                    _merge(own, spans, pairs, total)
-                    for span in range(spans):
-                        bundles.write(
-                            first + number,
-                            span * SPAN,
-                            min((span + 1) * SPAN, n),
-                            own.unsafe_offset(span * pairs),
-                            total,
-                            room.unsafe_offset(number * bundles.room()),
-                        )
+            for bundle in range(start, end):
+                for span in range(spans):
+                    bundles.reduce(
+                        bundle,
+                        span * SPAN,
+                        min((span + 1) * SPAN, n),
+                        part.unsafe_offset(span * pairs),
+                        room,
+                    )
+                if spans > 1:
+                    _merge(part, spans, pairs, total)
+                for span in range(spans):
+                    bundles.write(
+                        bundle,
+                        span * SPAN,
+                        min((span + 1) * SPAN, n),
+                        part.unsafe_offset(span * pairs),
+                        total,
+                        room,
+                    )
             _ = parts^
             _ = memory^
 
