@@ -9,16 +9,12 @@ import maxsoftmax
 import ml_dtypes
 import numpy as np
 import scipy.special
-from contract import check
+from contract import check, logits
 from test_forms import attention
 from test_gradients import backward, losses, wide
 
 what, device = (*sys.argv[1:], "gpu")[:2]
 BOTH = (np.float32, ml_dtypes.bfloat16)
-
-
-def logits(shape, dtype=np.float32, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
 def run(shape, axis, algorithm="auto", dtype=np.float32):
