@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -567,6 +568,63 @@ def test_an_interrupted_run_keeps_what_was_measured(provider, capsys):
     assert [row[0] for row in cells(printed)] == ["mine"]
     assert [(r.shape, r.status) for r in read("x.json").records] == [((2, 3), "ok")]
     assert sorted(os.listdir()) == ["x.json", "x.png", "x.svg"]
+
+
+def test_an_interrupted_run_can_be_resumed(provider, capsys):
+    provider("mine", interrupted_at(2))
+    assert bench(*SEVERAL[:-1], "mine,numpy", "--json", "x.json") == 130
+    first = read("x.json")
+    # The third case began, and is measured whole.
+    first.records.append(replace(first.records[0], shape=(4, 3)))
+    first.write(Path("x.json"))
+    provider("mine", fake())
+    capsys.readouterr()
+    assert bench(*SEVERAL[:-1], "mine,numpy", "--json", "x.json", "--resume") == 0
+    assert capsys.readouterr().err == ""
+    whole = read("x.json")
+    assert whole.records[:4] == first.records[:4]
+    assert [(r.shape, r.provider) for r in whole.records] == [
+        ((rows, 3), name) for rows in (2, 3, 4) for name in ("mine", "numpy")
+    ]
+    assert (whole.date, whole.versions) == (first.date, first.versions)
+
+
+@pytest.mark.parametrize(("field", "change"), [("device", "another"), ("threads", 77), ("mine", "0"), ("numpy", "0")])
+def test_other_runs_are_not_resumed(provider, capsys, field, change):
+    provider("mine", fake())
+    arguments = ["bench", *SEVERAL[:-1], "mine,numpy", "--device", "cpu", "--json", "x.json"]
+    assert bench(*arguments[1:]) == 0
+    capsys.readouterr()
+    run = read("x.json")
+    now = run.versions[field] if field in run.versions else getattr(run, field)
+    if field in run.versions:
+        run.versions[field] = change
+    else:
+        setattr(run, field, change)
+    run.write(Path("x.json"))
+    message = fails(capsys, *arguments, "--resume")
+    assert message == f"maxsoftmax: cannot resume a run whose {field} was {change}, not {now}\n"
+    assert read("x.json") == run
+
+
+def test_a_run_without_a_library_is_not_resumed_with_it(provider, capsys):
+    arguments = ["bench", *SEVERAL[:-1], "mine", "--device", "cpu", "--json", "x.json"]
+    provider("mine", fake(__init__=raising(ImportError("No module named 'mine'"))))
+    assert bench(*arguments[1:]) == 0
+    provider("mine", fake())
+    capsys.readouterr()
+    message = fails(capsys, *arguments, "--resume")
+    assert message == "maxsoftmax: cannot resume a run whose mine was missing, not 1.2.3\n"
+
+
+def test_what_cannot_be_resumed(capsys):
+    message = fails(capsys, "bench", "--shape", "4x8", "--device", "cpu", "--resume")
+    assert message == "maxsoftmax: --resume needs --json FILE, the records of the run to resume\n"
+    message = fails(capsys, "bench", "--shape", "4x8", "--device", "cpu", "--resume", "--json", "x.json")
+    assert message.endswith("x.json: No such file or directory\n")
+    message = fails(capsys, "bench", "report", "x.json", "--resume")
+    assert message == "maxsoftmax: --resume is not for 'maxsoftmax bench report', which measures nothing\n"
+    assert os.listdir() == []
 
 
 def test_a_run_interrupted_before_anything_was_measured(provider, capsys):

@@ -209,6 +209,7 @@ def test_contiguous_rows_around_every_threshold() raises:
         3300,
         20352,
         42880,
+        85888,
     ]:
         for n in [4 * vectors - 1, 4 * vectors, 4 * vectors + 1]:
             check[DType.float32, True](Rows(3, n, 1), device, host)
@@ -224,6 +225,8 @@ def test_any_number_of_rows() raises:
     for rows in [1, 131, 133, 1057]:
         for n in [3, 30, 100, 2100]:
             check[DType.float32, True](Rows(rows, n, 1), device, host)
+    # More than the blocks that leave a part of the losses have threads.
+    check[DType.float32, True](Rows(300000, 3, 1), device, host)
 
 
 def test_other_axes() raises:
@@ -234,6 +237,7 @@ def test_other_axes() raises:
             check[DType.float32, False](Rows(2, n, inner), device, host)
             check[DType.bfloat16, False](Rows(2, n, inner), device, host)
     check[DType.float64, False](Rows(2, 300, 5), device, host)
+    check[DType.float32, False](Rows(600, 3, 500), device, host)
 
 
 def main() raises:

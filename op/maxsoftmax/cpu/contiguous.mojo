@@ -62,8 +62,6 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
     comptime lanes: SIMDLength = 1
     comptime width = simd_width_of[Self.accum]()
     comptime step = VECTORS * Self.width
-    comptime read_ahead = READ_AHEAD // size_of[Self.dtype]()
-    comptime write_ahead = WRITE_AHEAD // size_of[Self.dtype]()
     comptime Vector = SIMD[Self.accum, Self.width]
 
     var y: Target[Self.dtype]
@@ -208,10 +206,10 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         var i = 0
         while i + Self.step <= count:
             var e_x = unit.exp(load[Self.step](x.unsafe_offset(i), Self.step))
-            fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
+            fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
             comptime if keeps:
                 store_plain(kept.value().unsafe_offset(i), e_x, Self.step)
-                fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
+                fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
             d.add(fold_sum[Self.width](e_x))
             i += Self.step
         while i < count:
@@ -252,8 +250,8 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         var i = 0
         while i + Self.step <= count:
             comptime if not keeps:
-                fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
-                fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
+                fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
+                fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
             store(y.unsafe_offset(i), probability[Self.step](i), Self.step)
             i += Self.step
         while i < count:
@@ -270,8 +268,8 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         var y = self.y.unsafe_offset(at)
         var i = 0
         while i + Self.step <= count:
-            fetch[Self.step](x.unsafe_offset(i + Self.read_ahead))
-            fetch_to_write[Self.step](y.unsafe_offset(i + Self.write_ahead))
+            fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
+            fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
             var logits = load[Self.step](x.unsafe_offset(i), Self.step)
             store(y.unsafe_offset(i), row.probability(logits), Self.step)
             i += Self.step

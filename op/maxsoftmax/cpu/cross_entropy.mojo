@@ -1,7 +1,7 @@
 """Cross entropy on the CPU, from logits and the pairs of their rows."""
 
 from std.math import ceildiv
-from std.sys import simd_width_of, size_of
+from std.sys import simd_width_of
 from max.gpu.host import DeviceContext
 
 from ..loss import Class, Loss
@@ -65,18 +65,16 @@ def losses[
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
-        var below = Sum[accum, 1]()
+        var below = Scalar[accum](0)
         comptime if smoothing != 0:
-            for i in range(rows.n):
-                var logit = logits[unsafe_offset=i * rows.inner].cast[accum]()
-                below.add(loss.m - logit)
+            below = _below(logits, rows, loss.m)
         var logit = Scalar[accum](0)
         if target.is_class:
             logit = logits[unsafe_offset=Int(target.index) * rows.inner].cast[
                 accum
             ]()
         losses[unsafe_offset=row] = loss.of[smoothing](
-            target, logit, below.value / Scalar[accum](rows.n)
+            target, logit, below / Scalar[accum](rows.n)
         )
 
     share_rows(write, rows, ctx)
@@ -87,6 +85,27 @@ def losses[
     totals[unsafe_offset=1] = sum.value / _counted[accum](
         targets, rows.count(), ignored
     )
+
+
+def _below[
+    dtype: DType, //
+](x: Source[dtype], rows: Rows, m: Scalar[accumulator[dtype]()]) -> Scalar[
+    accumulator[dtype]()
+]:
+    """Returns the sum of m - x over the row that starts at `x`."""
+    comptime accum = accumulator[dtype]()
+    comptime width = simd_width_of[accum]()
+    var sums = Sum[accum, width]()
+    var i = 0
+    if rows.inner == 1:
+        while i + width <= rows.n:
+            sums.add(m - load[width](x.unsafe_offset(i), width))
+            i += width
+    var sum = sums.collapse()
+    while i < rows.n:
+        sum.add(m - x[unsafe_offset=i * rows.inner].cast[accum]())
+        i += 1
+    return sum.value
 
 
 def _counted[
@@ -168,10 +187,8 @@ def gradients[
         for i in range(0, rows.n, width):
             var at = start + i
             var logits = load[width](x.unsafe_offset(at), rows.n - i)
-            fetch[width](x.unsafe_offset(at + READ_AHEAD // size_of[dtype]()))
-            fetch_to_write[width](
-                dx.unsafe_offset(at + WRITE_AHEAD // size_of[dtype]())
-            )
+            fetch[width, READ_AHEAD](x.unsafe_offset(at))
+            fetch_to_write[width, WRITE_AHEAD](dx.unsafe_offset(at))
             store(
                 dx.unsafe_offset(at),
                 loss.gradient[smoothing](target, scale, logits, False, n),

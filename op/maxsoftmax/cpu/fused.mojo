@@ -1,7 +1,6 @@
 """Logits that are computed as they are read, on the CPU: twice, once for the pair and once for the probabilities."""
 
 from std.math import ceildiv
-from std.runtime import parallelism_level
 from std.sys import simd_width_of
 from std.utils.numerics import neg_inf
 from max.gpu.host import DeviceContext
@@ -10,6 +9,7 @@ from extensibility.managed_tensor_slice import InputFusion
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..rows import Target
+from .schedule import share_tasks, workers_for
 
 comptime SPAN = 16384
 """Elements of a row that are reduced in one go. Constant, so that the same input gives the same bits whatever the number
@@ -17,9 +17,6 @@ of cores."""
 
 comptime UNROLL = 4
 """Vectors between two rescalings of d."""
-
-comptime GRAIN = 16384
-"""Fewest elements worth waking another thread for."""
 
 
 def fused[
@@ -67,9 +64,7 @@ def fused[
     var tiles = ceildiv(last, width)
     var tasks = rows.count() // last * tiles
     var spans = ceildiv(rows.n, SPAN) if contiguous else 1
-    var workers = min(
-        parallelism_level(), ceildiv(rows.count() * rows.n, GRAIN)
-    )
+    var workers = workers_for(rows.count() * rows.n)
 
     @inline(.always)
     def compute(task: Int) {imm}:
@@ -99,7 +94,7 @@ def fused[
                     )
 
     if spans == 1 or workers == 1 or tasks >= 4 * workers:
-        _parallel(compute, tasks, workers, ctx)
+        share_tasks(compute, tasks, workers, ctx)
         return
 
     comptime if contiguous:
@@ -116,7 +111,7 @@ def fused[
                 x.row(row, 0), span * SPAN, rows.n
             )
 
-        _parallel(reduce, tasks * spans, workers, ctx)
+        share_tasks(reduce, tasks * spans, workers, ctx)
         for row in range(tasks):
             for span in range(1, spans):
                 pairs[row * spans].merge(pairs[row * spans + span])
@@ -136,7 +131,7 @@ def fused[
                 slots[unsafe_offset=row * spans],
             )
 
-        _parallel(write, tasks * spans, workers, ctx)
+        share_tasks(write, tasks * spans, workers, ctx)
         _ = pairs^
 
 
@@ -242,25 +237,3 @@ def _columns[
 def _is_empty(pair: MaxSum[_, 1]) -> Bool:
     """Returns whether nothing took part but -inf."""
     return Bool(pair.m == neg_inf[pair.dtype]() and pair.d.value == 0)
-
-
-@inline(.always)
-def _parallel[
-    F: def(Int) -> None
-](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
-    """Calls task(0) … task(count - 1), each worker a contiguous share; inline when there is one worker.
-    """
-    if workers <= 1:
-        for i in range(count):
-            task(i)
-        return
-
-    @inline(.always)
-    def share(worker: Int) {imm}:
-        for i in range(
-            worker * count // workers, (worker + 1) * count // workers
-        ):
-            task(i)
-
-    ctx.enqueue_cpu_range(share, count=workers)
-    ctx.synchronize()

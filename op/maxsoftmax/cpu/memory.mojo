@@ -14,22 +14,25 @@ comptime LINE = 64
 
 
 @inline(.always)
-def fetch[dtype: DType, //, count: Int](x: Source[dtype]):
-    """Announces that `count` elements at `x` will be read. They need not exist.
+def fetch[dtype: DType, //, count: Int, ahead: Int = 0](x: Source[dtype]):
+    """Announces that `count` elements, `ahead` bytes behind `x`, will be read. They need not exist.
     """
     comptime for byte in range(0, count * size_of[dtype](), LINE):
         prefetch[PrefetchOptions().for_read().medium_locality()](
-            x.unsafe_bitcast[UInt8]().unsafe_offset(byte)
+            x.unsafe_bitcast[UInt8]().unsafe_offset(ahead + byte)
         )
 
 
 @inline(.always)
-def fetch_to_write[dtype: DType, //, count: Int](y: Target[dtype]):
-    """Announces that `count` elements at `y` will be written, for which they are fetched too. They need not exist.
+def fetch_to_write[
+    dtype: DType, //, count: Int, ahead: Int = 0
+](y: Target[dtype]):
+    """Announces that `count` elements, `ahead` bytes behind `y`, will be written, for which they are fetched too. They need
+    not exist.
     """
     comptime for byte in range(0, count * size_of[dtype](), LINE):
         prefetch[PrefetchOptions().for_write().medium_locality()](
-            y.unsafe_bitcast[UInt8]().unsafe_offset(byte)
+            y.unsafe_bitcast[UInt8]().unsafe_offset(ahead + byte)
         )
 
 

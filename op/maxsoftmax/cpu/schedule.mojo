@@ -94,8 +94,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     var pairs = bundles.pairs()
     # A row of nothing has one span of nothing.
     var spans = max(1, ceildiv(n, SPAN))
-    var size = count * n * pairs * Int(B.lanes)
-    var workers = min(parallelism_level(), ceildiv(size, GRAIN))
+    var workers = workers_for(count * n * pairs * Int(B.lanes))
 
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
@@ -208,17 +207,26 @@ def share_rows[
     F: def(Int) -> None
 ](task: F, rows: Rows, ctx: DeviceContext) raises:
     """Calls task(row) for every row, on as many cores as there is work for."""
-    var count = rows.count()
-    var workers = min(
-        parallelism_level(), count, ceildiv(count * rows.n, GRAIN)
-    )
+    share_tasks(task, rows.count(), workers_for(rows.count() * rows.n), ctx)
+
+
+@inline(.always)
+def share_tasks[
+    F: def(Int) -> None
+](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
+    """Calls task(0) … task(count - 1), each worker a contiguous share."""
 
     @inline(.always)
     def share(start: Int, end: Int) {imm}:
-        for row in range(start, end):
-            task(row)
+        for i in range(start, end):
+            task(i)
 
-    _parallel(share, count, workers, ctx)
+    _parallel(share, count, min(workers, count), ctx)
+
+
+def workers_for(elements: Int) -> Int:
+    """Returns on how many cores to compute so many."""
+    return min(parallelism_level(), ceildiv(elements, GRAIN))
 
 
 @inline(.always)

@@ -2,6 +2,7 @@
 
 from .backward import backward
 from .choose import auto
-from .cross_entropy import gradients, losses
+from .cross_entropy import losses
+from .cross_entropy_backward import gradients
 from .fused import fused
 from .softmax import softmax

@@ -67,6 +67,7 @@ def _contiguous[
     ) // VECTOR_BYTES
     comptime room = backward_room(3, 3, slots)
     comptime wide_room = backward_room(7, 2, slots)
+    comptime widest_room = backward_room(7, 1, slots, 512)
     # Exponentials, and twice as many elements, take more registers.
     comptime threads = 1024 if wide and not log else 768
     var vectors = rows.n // width
@@ -150,6 +151,11 @@ def _contiguous[
                 return
             elif vectors <= PORTABLE_BLOCKS * wide_room:
                 backward_tile_cluster[dtype, log, 256, 7, 2](
+                    dx, y, dy, rows, PORTABLE_BLOCKS, ctx
+                )
+                return
+            elif vectors <= PORTABLE_BLOCKS * widest_room:
+                backward_tile_cluster[dtype, log, 512, 7, 1](
                     dx, y, dy, rows, PORTABLE_BLOCKS, ctx
                 )
                 return

@@ -290,13 +290,18 @@ def backward_tile_cluster[
     )
 
 
-def backward_room(vectors: Int, resident: Int, slots: Int) -> Int:
-    """Returns how many vectors of each input surely fit in a block of 256 threads, for use at compile time.
+def backward_room(
+    vectors: Int, resident: Int, slots: Int, block_size: Int = 256
+) -> Int:
+    """Returns how many vectors of each input surely fit in a block, for use at compile time.
 
     Args:
         vectors: Vectors of each input that a thread holds in registers.
         resident: Blocks a multiprocessor is to hold.
         slots: Slots of a multiprocessor.
+        block_size: Threads a block.
     """
     # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
-    return (vectors + slots // (2 * 256 * resident) + 1) * 256 - 16
+    return (
+        vectors + slots // (2 * block_size * resident) + 1
+    ) * block_size - 16

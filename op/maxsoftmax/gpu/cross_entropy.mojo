@@ -1,10 +1,7 @@
-"""Cross entropy from logits and the pairs of their rows: the losses, what they come to, and their gradient in one read and
-one write."""
+"""The losses of cross entropy from logits and the pairs of their rows, and what they come to."""
 
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
-from std.sys import size_of
-from std.utils.numerics import nan
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -12,32 +9,23 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim
+from max.gpu.host import DeviceContext
 
-from ..exponential import Scale
 from ..loss import Class, Loss
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
-from .part import Part
-from .tree_reduction import MAX_GRID, plus, tree_reduce
-
-comptime BLOCK_SIZE = 256
-"""Threads a block."""
-
-comptime ELEMENTS = 16
-"""Elements that a thread has under way at a time."""
-
-comptime ROUNDS = 8
-"""How many times that it takes at most: what it has to know of the row takes as long as one of them."""
+from .totals import BLOCK_SIZE, Parts, Total, totals_kernel
+from .tree_reduction import plus, tree_reduce
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def losses_kernel[
-    dtype: DType, index: DType, smoothing: Float64
+    dtype: DType, index: DType, smoothing: Float64, team: Int
 ](
     losses: Target[accumulator[dtype]()],
+    parts: Target[accumulator[dtype]()],
     pairs: Source[accumulator[dtype]()],
     x: Source[dtype],
     targets: Source[index],
@@ -46,15 +34,17 @@ def losses_kernel[
     inner: Int64,
     ignored: Int64,
 ):
-    """Writes the loss of each row: a thread a row, or a block if all of the row is needed.
+    """Writes the loss of each row, and leaves what those of a block come to.
 
     Parameters:
         dtype: Dtype of the logits.
         index: Dtype of the targets.
         smoothing: Share of the target that is spread over all classes.
+        team: Threads that share a row: 1, or the whole block where all of a contiguous row is needed.
 
     Args:
         losses: One a row.
+        parts: As of `Total.leave`.
         pairs: (m, d) of each row.
         x: Logits.
         targets: Class of each row.
@@ -65,18 +55,18 @@ def losses_kernel[
     """
     comptime accum = accumulator[dtype]()
     comptime smooth = smoothing != 0
-    comptime members = BLOCK_SIZE if smooth else 1
     var rows = Rows(Int(outer), Int(n), Int(inner))
     var thread = Int(thread_idx.x)
     var scratch = unsafe_stack_allocation[
-        BLOCK_SIZE if smooth else 1,
+        team,
         Sum[accum, 1],
         address_space=AddressSpace.SHARED,
     ]()
+    var total = Total[accum]()
     for row in range(
-        (Int(block_idx.x) * BLOCK_SIZE + thread) // members,
+        (Int(block_idx.x) * BLOCK_SIZE + thread) // team,
         rows.count(),
-        Int(grid_dim.x) * BLOCK_SIZE // members,
+        Int(grid_dim.x) * BLOCK_SIZE // team,
     ):
         var start = rows.start(row)
         var loss = Loss(
@@ -85,13 +75,13 @@ def losses_kernel[
         var below = Scalar[accum](0)
         comptime if smooth:
             var sum = Sum[accum, 1]()
-            for i in range(thread, Int(n), BLOCK_SIZE):
+            for i in range(thread % team, Int(n), team):
                 var logit = x[unsafe_offset=start + i * Int(inner)]
                 sum.add(loss.m - logit.cast[accum]())
-            below = tree_reduce[BLOCK_SIZE, plus[accum]](
-                scratch, thread, sum
-            ).value / Scalar[accum](n)
-        if thread % members == 0:
+            comptime if team > 1:
+                sum = tree_reduce[team, plus[accum]](scratch, thread, sum)
+            below = sum.value / Scalar[accum](n)
+        if thread % team == 0:
             var target = Class(
                 targets[unsafe_offset=row].cast[DType.int64](), n, ignored
             )
@@ -100,244 +90,10 @@ def losses_kernel[
                 logit = x[
                     unsafe_offset=start + Int(target.index) * Int(inner)
                 ].cast[accum]()
-            losses[unsafe_offset=row] = loss.of[smoothing](target, logit, below)
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE)),
-    `nvvm.minctasm`=SIMDLength(3),
-)
-def gradients_kernel[
-    dtype: DType, index: DType, smoothing: Float64, team: Int
-](
-    dx: Target[dtype],
-    x: Source[dtype],
-    pairs: Source[DType.float32],
-    targets: Source[index],
-    scales: Source[DType.float32],
-    step: Int64,
-    rows: Int64,
-    n: Int64,
-    ignored: Int64,
-):
-    """Writes the gradient of the logits of contiguous rows, a team of threads for each part of a row.
-
-    Parameters:
-        dtype: Dtype of the logits, of 4 bytes or 2.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
-        team: Threads that share a part, of up to `ROUNDS` times `ELEMENTS` each.
-
-    Args:
-        dx: Gradients; may be the same memory as `x`.
-        x: Logits.
-        pairs: (m, d) of each row.
-        targets: Class of each row.
-        scales: Gradient of each row's loss.
-        step: From one of them to the next: 1, or 0 if all are the same.
-        rows: How many.
-        n: Classes.
-        ignored: The class of rows that do not count.
-    """
-    comptime P = Part[dtype, team]
-    comptime vectors = ELEMENTS // P.width
-    comptime exact = size_of[dtype]() > 2
-    var thread = Int(thread_idx.x)
-    comptime teams = BLOCK_SIZE // team
-    # Which part is said by the other dimension of the grid: a division would take as long as a vector.
-    for row in range(
-        Int(block_idx.x) * teams + thread // team,
-        Int(rows),
-        Int(grid_dim.x) * teams,
-    ):
-        var part = P(
-            dx,
-            x,
-            row,
-            Int(n),
-            thread % team,
-            Int(block_idx.y),
-            team * vectors * ROUNDS,
-        )
-        var edges = part.load_edges(x, 0)
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](), n, ignored
-        )
-        var scale = scales[unsafe_offset=row * Int(step)]
-        if target.is_ignored:
-            scale = 0
-        elif not target.is_class:
-            scale = nan[DType.float32]()
-        var unit = Scale[exact](pairs[unsafe_offset=2 * row])
-        var factor = 1 / (pairs[unsafe_offset=2 * row + 1] * unit.exp(unit.m))
-        var even = Float32(smoothing) / Float32(n)
-        var aim = Float32(1 - smoothing)
-
-        @inline(.always)
-        def gradient[
-            width: SIMDLength
-        ](logits: SIMD[DType.float32, width], wanted: Float32) {imm} -> SIMD[
-            DType.float32, width
-        ]:
-            return (unit.exp(logits) * factor - wanted) * scale
-
-        # The target's own gradient is written after those of its vector, by the same thread.
-        comptime round = team * P.width
-        var place = Int64(
-            (Int(part.source) - Int(x)) // size_of[dtype]() - row * Int(n)
-        )
-        var ahead = target.index - place
-        var has_target = (
-            target.is_class
-            and ahead >= 0
-            and ahead % Int64(round) < Int64(P.width)
-            and ahead < Int64(ROUNDS * vectors * round)
-            and part.has(Int(ahead) // round)
-        )
-        var logit = Float32(0)
-        if has_target:
-            logit = x[unsafe_offset=row * Int(n) + Int(target.index)].cast[
-                DType.float32
-            ]()
-
-        comptime for aligned in [True, False]:
-            if part.aligned == aligned:
-                for i in range(0, part.rounds() + 1, vectors):
-                    var raw = Array[P.Raw, vectors](fill=P.Raw(0))
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            raw[j] = part.load(i + j)
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            # A row that does not count has no gradient, whatever is in it.
-                            if target.is_ignored:
-                                part.store[aligned](i + j, P.Raw(0))
-                            else:
-                                part.store[aligned](
-                                    i + j,
-                                    gradient(
-                                        raw[j].cast[DType.float32](), even
-                                    ).cast[dtype](),
-                                )
-        if has_target:
-            dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient(
-                SIMD[DType.float32, 1](logit), even + aim
-            )[0].cast[dtype]()
-        var results = P.Edges(0)
-        if not target.is_ignored:
-            comptime for i in range(2):
-                var is_target = part.edges[i] == Int64(row) * n + target.index
-                results[i] = gradient(
-                    SIMD[DType.float32, 1](edges[i]),
-                    even + aim if is_target else even,
-                )[0]
-        part.store_edges(dx, results)
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
-)
-def any_gradients_kernel[
-    dtype: DType, index: DType, smoothing: Float64
-](
-    dx: Target[dtype],
-    x: Source[dtype],
-    pairs: Source[accumulator[dtype]()],
-    targets: Source[index],
-    scales: Source[accumulator[dtype]()],
-    step: Int64,
-    outer: Int64,
-    n: Int64,
-    inner: Int64,
-    ignored: Int64,
-):
-    """Writes the gradient of the logits along any axis, a thread an element.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
-
-    Args:
-        dx: Gradients; may be the same memory as `x`.
-        x: Logits.
-        pairs: (m, d) of each row.
-        targets: Class of each row.
-        scales: Gradient of each row's loss.
-        step: From one of them to the next: 1, or 0 if all are the same.
-        outer: First dimension.
-        n: Classes.
-        inner: Last dimension.
-        ignored: The class of rows that do not count.
-    """
-    comptime accum = accumulator[dtype]()
-    for i in range(
-        Int(block_idx.x) * BLOCK_SIZE + Int(thread_idx.x),
-        Int(outer * n * inner),
-        Int(grid_dim.x) * BLOCK_SIZE,
-    ):
-        var position = Int64(i) // inner
-        var row = Int(position // n * inner + Int64(i) % inner)
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](), n, ignored
-        )
-        var loss = Loss(
-            pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
-        )
-        dx[unsafe_offset=i] = loss.gradient[smoothing](
-            target,
-            scales[unsafe_offset=row * Int(step)],
-            x[unsafe_offset=i].cast[accum](),
-            position % n == target.index,
-            n,
-        ).cast[dtype]()
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
-)
-def totals_kernel[
-    accum: DType, index: DType, each: Bool
-](
-    totals: Target[accum],
-    values: Source[accum],
-    targets: Source[index],
-    rows: Int64,
-    ignored: Int64,
-):
-    """Writes the sum of what rows have, and its mean over those that count: one block for all.
-
-    Parameters:
-        accum: Dtype of the values.
-        index: Dtype of the targets.
-        each: Whether every row has a value of its own; otherwise it is the same one, to be divided among them.
-
-    Args:
-        totals: The sum and the mean; of a single value it, and its part for each row.
-        values: What rows have.
-        targets: Class of each row.
-        rows: How many.
-        ignored: The class of rows that do not count.
-    """
-    var sums = unsafe_stack_allocation[
-        BLOCK_SIZE, Sum[accum, 1], address_space=AddressSpace.SHARED
-    ]()
-    var thread = Int(thread_idx.x)
-    var sum = Sum[accum, 1]()
-    var count = Sum[accum, 1]()
-    for row in range(thread, Int(rows), BLOCK_SIZE):
-        comptime if each:
-            sum.add(values[unsafe_offset=row])
-        if targets[unsafe_offset=row].cast[DType.int64]() != ignored:
-            count.add(1)
-    count = tree_reduce[BLOCK_SIZE, plus[accum]](sums, thread, count)
-    comptime if each:
-        sum = tree_reduce[BLOCK_SIZE, plus[accum]](sums, thread, sum)
-    else:
-        sum = Sum[accum, 1](values[unsafe_offset=0])
-    if thread == 0:
-        totals[unsafe_offset=0] = sum.value
-        totals[unsafe_offset=1] = sum.value / count.value
+            var value = loss.of[smoothing](target, logit, below)
+            losses[unsafe_offset=row] = value
+            total.add(value, not target.is_ignored)
+    total.leave[BLOCK_SIZE](parts)
 
 
 def losses[
@@ -369,133 +125,28 @@ def losses[
         ignored: The class of rows that do not count.
         ctx: The GPU and its stream.
     """
-    comptime members = BLOCK_SIZE if smoothing != 0 else 1
-    ctx.enqueue_function[losses_kernel[dtype, index, smoothing]](
-        losses,
-        pairs,
-        x,
-        targets,
-        Int64(rows.outer),
-        Int64(rows.n),
-        Int64(rows.inner),
-        Int64(ignored),
-        grid_dim=max(
-            1, min(ceildiv(rows.count(), BLOCK_SIZE // members), MAX_GRID)
-        ),
-        block_dim=BLOCK_SIZE,
-    )
-    ctx.enqueue_function[totals_kernel[accumulator[dtype](), index, True]](
-        totals,
-        losses,
-        targets,
-        Int64(rows.count()),
-        Int64(ignored),
-        grid_dim=1,
-        block_dim=BLOCK_SIZE,
-    )
-
-
-def gradients[
-    dtype: DType,
-    index: DType,
-    smoothing: Float64,
-    reduction: StaticString,
-    contiguous: Bool,
-](
-    dx: Target[dtype],
-    x: Source[dtype],
-    pairs: Source[accumulator[dtype]()],
-    targets: Source[index],
-    dloss: Source[accumulator[dtype]()],
-    rows: Rows,
-    ignored: Int,
-    ctx: DeviceContext,
-) raises:
-    """Enqueues the gradient of every row's logits.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
-        reduction: "none", "sum" or "mean": what became of the losses.
-        contiguous: Whether it is known at compile time that `rows.inner` is 1.
-
-    Args:
-        dx: Gradients; may be the same memory as `x`. NaN where the target is no class, 0 where it is `ignored`.
-        x: Logits.
-        pairs: (m, d) of each row.
-        targets: Class of each row.
-        dloss: Gradient of each row's loss, or of what became of all.
-        rows: Rows along any axis.
-        ignored: The class of rows that do not count.
-        ctx: The GPU and its stream.
-    """
     comptime accum = accumulator[dtype]()
-    comptime step = 1 if reduction == "none" else 0
-    var scales = dloss
-    comptime if reduction == "mean":
-        var memory = ctx.enqueue_create_buffer[accum](2)
-        var shares = memory.unsafe_ptr().unsafe_origin_cast[
-            MutUntrackedOrigin
-        ]()
-        ctx.enqueue_function[totals_kernel[accum, index, False]](
-            shares,
-            dloss,
-            targets,
-            Int64(rows.count()),
-            Int64(ignored),
-            grid_dim=1,
-            block_dim=BLOCK_SIZE,
-        )
-        scales = shares.unsafe_offset(1)
-        _ = memory^
 
-    comptime if contiguous and dtype != DType.float64:
-
-        @inline(.always)
-        def launch[team: Int]() raises {imm}:
-            var parts = max(1, ceildiv(rows.n, team * ELEMENTS * ROUNDS))
-            ctx.enqueue_function[
-                gradients_kernel[dtype, index, smoothing, team]
-            ](
-                dx,
-                x,
-                rebind[Source[DType.float32]](pairs),
-                targets,
-                rebind[Source[DType.float32]](scales),
-                Int64(step),
-                Int64(rows.count()),
-                Int64(rows.n),
-                Int64(ignored),
-                grid_dim=Dim(
-                    min(ceildiv(rows.count(), BLOCK_SIZE // team), MAX_GRID),
-                    parts,
-                    1,
-                ),
-                block_dim=BLOCK_SIZE,
-            )
-
-        # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.
-        if rows.n <= 8 * ELEMENTS * ROUNDS // 2:
-            launch[8]()
-        elif rows.n <= 32 * ELEMENTS * ROUNDS // 2:
-            launch[32]()
-        elif rows.n <= 128 * ELEMENTS * ROUNDS // 2:
-            launch[128]()
-        else:
-            launch[BLOCK_SIZE]()
-    else:
-        ctx.enqueue_function[any_gradients_kernel[dtype, index, smoothing]](
-            dx,
-            x,
+    @inline(.always)
+    def launch[team: Int]() raises {imm}:
+        var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE // team), ctx)
+        ctx.enqueue_function[losses_kernel[dtype, index, smoothing, team]](
+            losses,
+            parts.pointer(),
             pairs,
+            x,
             targets,
-            scales,
-            Int64(step),
             Int64(rows.outer),
             Int64(rows.n),
             Int64(rows.inner),
             Int64(ignored),
-            grid_dim=min(ceildiv(rows.count() * rows.n, BLOCK_SIZE), MAX_GRID),
+            grid_dim=parts.blocks,
             block_dim=BLOCK_SIZE,
         )
+        parts.add[True](totals, losses, ctx)
+
+    comptime if smoothing != 0:
+        if rows.inner == 1:
+            launch[BLOCK_SIZE]()
+            return
+    launch[1]()

@@ -215,6 +215,19 @@ def grid[
     var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
     var share = ceildiv(rows.n, Part[dtype, BLOCK_SIZE].width * blocks)
     var count = min(rows.count(), MAX_GRID // blocks) * blocks
+    comptime if finish == Finish.PAIR:
+        if blocks == 1:
+            ctx.enqueue_function[quick_pairs_kernel[dtype, True]](
+                y.unsafe_bitcast[Pair[]](),
+                x,
+                Int64(rows.count()),
+                Int64(rows.n),
+                Int64(blocks),
+                Int64(share),
+                grid_dim=count,
+                block_dim=BLOCK_SIZE,
+            )
+            return
     var memory = ctx.enqueue_create_buffer[DType.float32](
         2 * rows.count() * blocks
     )
@@ -224,7 +237,7 @@ def grid[
         .unsafe_bitcast[Pair[]]()
     )
     comptime first = quick_pairs_kernel[
-        dtype
+        dtype, False
     ] if finish == Finish.PAIR else pairs_kernel[dtype]
     ctx.enqueue_function[first](
         pairs,

@@ -21,6 +21,7 @@ from ..rows import Source
 from .cluster import Pair
 from .part import Part
 from .team import greater, largest_lane, maximum, team_reduce, total
+from .tile import write_pair
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
@@ -37,7 +38,7 @@ comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
     `nvvm.minctasm`=SIMDLength(1024 // BLOCK_SIZE),
 )
 def quick_pairs_kernel[
-    dtype: DType
+    dtype: DType, alone: Bool
 ](
     pairs: Pairs,
     x: Source[dtype],
@@ -50,6 +51,7 @@ def quick_pairs_kernel[
 
     Parameters:
         dtype: Dtype of the logits, of 4 bytes or 2.
+        alone: Whether every block has all of a row, and leaves the row's (m, d).
 
     Args:
         pairs: Where the pairs go.
@@ -107,9 +109,13 @@ def quick_pairs_kernel[
         )
         if thread == 0:
             var scale = Scale[size_of[dtype]() > 2](all)
-            pairs[unsafe_offset=row * Int(blocks) + rank] = Pair(
-                all, sum * scale.exp(scale.m)
-            )
+            var pair = Pair(all, sum * scale.exp(scale.m))
+            comptime if alone:
+                write_pair[size_of[dtype]() > 2](
+                    pairs.unsafe_bitcast[Float32](), row, pair
+                )
+            else:
+                pairs[unsafe_offset=row * Int(blocks) + rank] = pair
 
 
 @inline(.always)

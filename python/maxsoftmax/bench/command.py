@@ -71,6 +71,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: all cores)")
     bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
     bench.add_argument(
+        "--resume", action="store_true", help="keep the cases that the FILE of --json has whole, and measure the others"
+    )
+    bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="where the chart goes: .svg or .png, or both without a suffix"
     )
     bench.add_argument(
@@ -86,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         return _report(options)
     if options.markdown:
         raise ValueError(f"--markdown is for 'maxsoftmax bench {REPORT}'")
+    if options.resume and not options.json:
+        raise ValueError("--resume needs --json FILE, the records of the run to resume")
     if options.files:
         raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
     _limit_threads(options.threads)
@@ -93,7 +98,10 @@ def run(options: argparse.Namespace) -> int:
     device = runtime.device(options.device or device)
     ways = _ways(options, suite, device.label)
     bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], options.threads or usable_cores())
-    complete = watch(bench, name, suite.on(device.label), ways, options.json)
+    cases = suite.on(device.label)
+    if options.resume:
+        bench.resume(Results.read(options.json), name, cases, ways)
+    complete = watch(bench, name, cases, ways, options.json)
     show(bench.results)
     if not complete and not any(r.status == "ok" for r in bench.results.records):
         # Nothing to draw, and that is not what went wrong.
@@ -113,6 +121,8 @@ def _check_targets(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.resume:
+        raise ValueError(f"--resume is not for 'maxsoftmax bench {REPORT}', which measures nothing")
     if not options.files:
         raise ValueError(f"bench {REPORT} needs the JSON files of earlier runs")
     several = [Results.read(path) for path in options.files]

@@ -52,9 +52,31 @@ class Bench:
             threads=threads if device.is_host else None,
         )
 
+    def resume(self, earlier: Results, suite: str, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
+        """Takes over the cases that an earlier run came to the end of, which `run` then leaves out.
+
+        Raises:
+            ValueError: If that was on another device, or with other versions.
+        """
+        for entry in entries:
+            self._provider(entry.provider)
+        now = self.results
+        then = {"device": earlier.device, "threads": earlier.threads, **earlier.versions}
+        here = {"device": now.device, "threads": now.threads, **now.versions}
+        for what, value in here.items():
+            if then.get(what, "missing") != value:
+                raise ValueError(f"cannot resume a run whose {what} was {then.get(what, 'missing')}, not {value}")
+        now.date = earlier.date
+        for case in cases:
+            found = {Entry(r.provider, r.algorithm, r.block_size, r.unroll): r for r in _of(earlier, suite, case)}
+            if found.keys() >= set(entries):
+                now.records += [found[entry] for entry in entries]
+
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
         for case in cases:
+            if _of(self.results, suite, case):
+                continue
             for entry in entries:
                 progress(case, entry)
                 self.results.records.append(self._measure(suite, case, entry))
@@ -94,6 +116,12 @@ class Bench:
             if other.median_s and other.median_s > HOPELESS_S and other.size < case.size:
                 return f"not run: {other.case} took {other.median_s:.2f} s"
         return ""
+
+
+def _of(results: Results, suite: str, case: Case) -> list[Record]:
+    """Returns the records of a case."""
+    wanted = (suite, case.op, case.dtype.name, case.shape, case.axis)
+    return [r for r in results.records if (r.suite, r.op, r.dtype, r.shape, r.axis) == wanted]
 
 
 def usable_cores() -> int:
