@@ -49,13 +49,15 @@ def _losses():
 
     for reduction in ("none", "sum", "mean"):
         yield "cross_entropy_forward", True, options(reduction)
-    yield "cross_entropy_backward", True, options(dloss=False)
-    yield "cross_entropy_backward_", True, options(dloss=False)
+    for rows in (True, False):
+        yield "cross_entropy_backward", rows, options(dloss=False)
+        yield "cross_entropy_backward_", rows, options(dloss=False)
     for rows, more in ((False, {}), (True, {"reduction": "none", "target": DType.int32})):
         yield "cross_entropy_forward", rows, options(**more)
         yield "cross_entropy_backward", rows, options(**more, dloss=True)
-    yield "cross_entropy_forward", True, options(smoothing=0.2)
-    yield "cross_entropy_backward", True, options(smoothing=0.2, dloss=False)
+    for rows in (True, False):
+        yield "cross_entropy_forward", rows, options(smoothing=0.2)
+        yield "cross_entropy_backward", rows, options(smoothing=0.2, dloss=not rows)
 
 
 def _compile(signatures: list[Signature]) -> None:

@@ -208,19 +208,25 @@ def test_cross_entropy_of_each_row_has_a_gradient_of_each(device):
     close(dx, gradient * dloss[:, None])
 
 
-def test_cross_entropy_of_images_has_its_classes_along_axis_1(device):
-    x = logits((2, 7, 3, 4))
-    target = np.random.default_rng(0).integers(0, 7, (2, 3, 4))
-    rows = x.transpose(0, 2, 3, 1).reshape(-1, 7)
-    expected, gradient = losses(rows, target.reshape(-1), -100, 0)
-    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
-    close(loss, expected.mean(), scale=4)
-    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, np.float32(2), device=device)
-    close(dx.transpose(0, 2, 3, 1).reshape(-1, 7), gradient * 2 / 24)
+@pytest.mark.parametrize("shape", [(2, 7, 3, 4), (1, 7, 4, 9), (2, 30, 9, 250)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy_of_images_has_its_classes_along_axis_1(device, shape, smoothing):
+    x = logits(shape)
+    target = np.random.default_rng(0).integers(0, shape[1], (shape[0], *shape[2:]))
+    target[0, 1] = -100
+    x[0, :, 1, 2] = np.nan
+    rows = x.transpose(0, 2, 3, 1).reshape(-1, shape[1])
+    expected, gradient = losses(np.nan_to_num(rows), target.reshape(-1), -100, smoothing)
+    counted = np.count_nonzero(target != -100)
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target, label_smoothing=smoothing, device=device)
+    close(loss, expected.sum() / counted, scale=4)
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, np.float32(2), label_smoothing=smoothing, device=device)
+    close(dx.transpose(0, 2, 3, 1).reshape(rows.shape), gradient * 2 / counted, scale=1 / counted)
 
 
-def test_logits_are_overwritten_by_their_gradient_if_asked(device):
-    x, target = logits((50, 20_001)), np.arange(50) - 1
+@pytest.mark.parametrize("shape", [(50, 20_001), (2, 30, 9, 250)])
+def test_logits_are_overwritten_by_their_gradient_if_asked(device, shape):
+    x, target = logits(shape), np.random.default_rng(0).integers(0, shape[1], (shape[0], *shape[2:]))
     target[0] = -100
     _, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
     expected = maxsoftmax.cross_entropy_backward(x, target, pairs, device=device)

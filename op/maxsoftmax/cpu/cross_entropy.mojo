@@ -8,6 +8,7 @@ from ..loss import Class, Loss
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
 from .contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
+from .cross_entropy_strided import distances, strided_gradients
 from .memory import fetch, fetch_to_write, load, store
 from .schedule import share_rows
 
@@ -54,6 +55,11 @@ def losses[
                 t" to {rows.n - 1} nor ignore_index {ignored}"
             )
 
+    comptime if smoothing != 0:
+        if rows.inner != 1:
+            # They wait where the losses will be.
+            distances(losses, pairs, x, rows, ctx)
+
     @inline(.always)
     def write(row: Int) {imm}:
         var logits = x.unsafe_offset(rows.start(row))
@@ -67,7 +73,10 @@ def losses[
         )
         var below = Scalar[accum](0)
         comptime if smoothing != 0:
-            below = _below(logits, rows, loss.m)
+            if rows.inner == 1:
+                below = _distance(logits, rows.n, loss.m)
+            else:
+                below = losses[unsafe_offset=row]
         var logit = Scalar[accum](0)
         if target.is_class:
             logit = logits[unsafe_offset=Int(target.index) * rows.inner].cast[
@@ -87,23 +96,22 @@ def losses[
     )
 
 
-def _below[
+def _distance[
     dtype: DType, //
-](x: Source[dtype], rows: Rows, m: Scalar[accumulator[dtype]()]) -> Scalar[
+](x: Source[dtype], n: Int, m: Scalar[accumulator[dtype]()]) -> Scalar[
     accumulator[dtype]()
 ]:
-    """Returns the sum of m - x over the row that starts at `x`."""
+    """Returns the sum of m - x over the row of `n` that starts at `x`."""
     comptime accum = accumulator[dtype]()
     comptime width = simd_width_of[accum]()
     var sums = Sum[accum, width]()
     var i = 0
-    if rows.inner == 1:
-        while i + width <= rows.n:
-            sums.add(m - load[width](x.unsafe_offset(i), width))
-            i += width
+    while i + width <= n:
+        sums.add(m - load[width](x.unsafe_offset(i), width))
+        i += width
     var sum = sums.collapse()
-    while i < rows.n:
-        sum.add(m - x[unsafe_offset=i * rows.inner].cast[accum]())
+    while i < n:
+        sum.add(m - x[unsafe_offset=i].cast[accum]())
         i += 1
     return sum.value
 
@@ -154,6 +162,11 @@ def gradients[
     var count = Scalar[accum](1)
     comptime if reduction == "mean":
         count = _counted[accum](targets, rows.count(), ignored)
+    if rows.inner != 1:
+        strided_gradients[dtype, index, smoothing](
+            dx, x, pairs, targets, dloss, step, count, rows, ignored, ctx
+        )
+        return
 
     @inline(.always)
     def write(row: Int) {imm}:
@@ -168,17 +181,6 @@ def gradients[
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
         var n = Int64(rows.n)
-        if rows.inner != 1:
-            for i in range(rows.n):
-                var at = start + i * rows.inner
-                dx[unsafe_offset=at] = loss.gradient[smoothing](
-                    target,
-                    scale,
-                    x[unsafe_offset=at].cast[accum](),
-                    Int64(i) == target.index,
-                    n,
-                ).cast[dtype]()
-            return
         # As if no class were wanted, and then the one that is: comparing each with it would take longer.
         var wanted = Scalar[accum](0)
         if target.is_class:

@@ -1,13 +1,16 @@
 """Softmax on the CPU, its logarithm and its pairs: chooses how the rows of an axis are walked."""
 
+from std.math import ceildiv
 from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
+from ..online import accumulator
 from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
 from .naive import naive
-from .schedule import run
+from .panels import Panels
+from .schedule import SPAN, run
 from .strided import StridedRows
 
 
@@ -53,4 +56,7 @@ def auto[
     comptime if contiguous:
         run(ContiguousRows[dtype, finish](y, x, rows), ctx)
     else:
-        run(StridedRows[dtype, finish](y, x, rows, parallelism_level()), ctx)
+        var panels = Panels[accumulator[dtype]()](
+            rows, parallelism_level(), ceildiv(rows.n, SPAN)
+        )
+        run(StridedRows[dtype, finish](y, x, panels), ctx)

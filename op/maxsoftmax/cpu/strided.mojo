@@ -1,21 +1,19 @@
 """Rows along any other axis: the lanes of a vector are the same element of neighbouring rows."""
 
-from std.math import align_up, ceildiv
-from std.sys import size_of
+from std.math import ceildiv
 
 from ..finish import Finish
 from ..online import MaxSum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, load, store, write_pairs
-from .schedule import SPAN, Bundles, Pairs, Room
-
-comptime PANEL = 1024
-"""Most rows a bundle: memory is read in pieces of this length, and as many pairs stay in the first cache."""
+from .panels import Panels
+from .schedule import Bundles, Pairs, Room
 
 comptime UNROLL = 8
 """Elements of each row between two rescalings of d."""
 
 
+@fieldwise_init
 struct StridedRows[dtype: DType, finish: Finish](Bundles):
     """Rows whose elements are `inner` apart, in bundles of neighbours that are walked side by side.
 
@@ -25,54 +23,24 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime lanes: SIMDLength = 64 // size_of[Self.accum]()
+    comptime lanes = Panels[Self.accum].lanes
 
     var y: Target[Self.dtype]
     var x: Source[Self.dtype]
-    var rows: Rows
-    var width: Int
-    """Rows a bundle, a multiple of `lanes`. The last bundle before the end of `inner` may be narrower: its other lanes
-    hold -inf and are not stored."""
-
-    def __init__(
-        out self,
-        y: Target[Self.dtype],
-        x: Source[Self.dtype],
-        rows: Rows,
-        cores: Int,
-    ):
-        """The rows, in bundles no wider than leaves something to each of `cores` cores.
-        """
-        self.y = y
-        self.x = x
-        self.rows = rows
-        var spans = max(1, ceildiv(rows.n, SPAN))
-        var bundles = ceildiv(cores, rows.outer * spans)
-        var width = ceildiv(rows.inner, bundles)
-        self.width = min(PANEL, align_up(width, Int(Self.lanes)))
+    var panels: Panels[Self.accum]
+    """Lanes beyond the end of a narrow one hold -inf and are not stored."""
 
     def count(self) -> Int:
-        return self.rows.outer * ceildiv(self.rows.inner, self.width)
+        return self.panels.count()
 
     def length(self) -> Int:
-        return self.rows.n
+        return self.panels.rows.n
 
     def pairs(self) -> Int:
-        return self.width // Int(Self.lanes)
+        return self.panels.vectors()
 
     def room(self) -> Int:
         return 0
-
-    @inline(.always)
-    def _place(self, bundle: Int) -> Tuple[Int, Int]:
-        """Returns the offset of the bundle's first element, and its number of rows.
-        """
-        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, self.width))
-        var column = tile * self.width
-        return (
-            outer * self.rows.n * self.rows.inner + column,
-            min(self.width, self.rows.inner - column),
-        )
 
     def reduce(
         self,
@@ -82,16 +50,20 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var offset, count = self._place(bundle)
+        var _, offset, count = self.panels.place(bundle)
         var x = self.x.unsafe_offset(offset)
         for pair in range(ceildiv(count, Int(Self.lanes))):
             part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
         var i = start
         while i + UNROLL <= end:
-            self._add[UNROLL](x.unsafe_offset(i * self.rows.inner), count, part)
+            self._add[UNROLL](
+                x.unsafe_offset(i * self.panels.rows.inner), count, part
+            )
             i += UNROLL
         while i < end:
-            self._add[1](x.unsafe_offset(i * self.rows.inner), count, part)
+            self._add[1](
+                x.unsafe_offset(i * self.panels.rows.inner), count, part
+            )
             i += 1
 
     @inline(.always)
@@ -110,9 +82,9 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
             var column = pair * Int(Self.lanes)
             var logits = Array[Vector, n](fill=0)
             comptime for j in range(n):
-                var at = x.unsafe_offset(j * self.rows.inner + column)
+                var at = x.unsafe_offset(j * self.panels.rows.inner + column)
                 logits[j] = load[Self.lanes](at, count - column)
-                fetch[1](at.unsafe_offset(n * self.rows.inner))
+                fetch[1](at.unsafe_offset(n * self.panels.rows.inner))
             part[unsafe_offset=pair].add(logits)
 
     def write(
@@ -124,17 +96,19 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         total: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var offset, count = self._place(bundle)
+        var row, offset, count = self.panels.place(bundle)
         comptime if Self.finish == Finish.PAIR:
             if start == 0:
-                self._write_pairs(bundle, count, total)
+                self._write_pairs(row, count, total)
             return
         var i = start
         while i + UNROLL <= end:
-            self._write[UNROLL](offset + i * self.rows.inner, count, total)
+            self._write[UNROLL](
+                offset + i * self.panels.rows.inner, count, total
+            )
             i += UNROLL
         while i < end:
-            self._write[1](offset + i * self.rows.inner, count, total)
+            self._write[1](offset + i * self.panels.rows.inner, count, total)
             i += 1
 
     @inline(.always)
@@ -148,7 +122,7 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
             comptime if Self.finish == Finish.LOGARITHMS:
                 var rows = total[unsafe_offset=pair].logarithms()
                 comptime for j in range(n):
-                    var at = offset + j * self.rows.inner + column
+                    var at = offset + j * self.panels.rows.inner + column
                     var logits = self._next[n](at, count - column)
                     store(
                         self.y.unsafe_offset(at),
@@ -158,7 +132,7 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
                 continue
             var rows = total[unsafe_offset=pair].normalizer()
             comptime for j in range(n):
-                var at = offset + j * self.rows.inner + column
+                var at = offset + j * self.panels.rows.inner + column
                 var logits = self._next[n](at, count - column)
                 store(
                     self.y.unsafe_offset(at),
@@ -172,22 +146,20 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
     ](self, at: Int, count: Int) -> SIMD[Self.accum, Self.lanes]:
         """Loads the logits at `at`, and announces those `n` positions behind them.
         """
-        fetch[1](self.x.unsafe_offset(at + n * self.rows.inner))
-        fetch_to_write[1](self.y.unsafe_offset(at + n * self.rows.inner))
+        fetch[1](self.x.unsafe_offset(at + n * self.panels.rows.inner))
+        fetch_to_write[1](self.y.unsafe_offset(at + n * self.panels.rows.inner))
         return load[Self.lanes](self.x.unsafe_offset(at), count)
 
     def _write_pairs(
-        self, bundle: Int, count: Int, total: Pairs[Self.accum, Self.lanes]
+        self, row: Int, count: Int, total: Pairs[Self.accum, Self.lanes]
     ):
-        """Writes the pairs of the rows of a bundle."""
-        var outer, tile = divmod(bundle, ceildiv(self.rows.inner, self.width))
-        var row = outer * self.rows.inner + tile * self.width
+        """Writes the pairs of `count` rows from `row` on."""
         for pair in range(ceildiv(count, Int(Self.lanes))):
             var column = pair * Int(Self.lanes)
             write_pairs(
                 self.y,
                 self.x,
-                self.rows,
+                self.panels.rows,
                 row + column,
                 count - column,
                 total[unsafe_offset=pair],

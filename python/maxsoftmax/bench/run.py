@@ -39,6 +39,7 @@ class Bench:
         self.threads = threads
         self.providers: dict[str, Provider | str] = {}
         """Each that took part so far, or why it could not."""
+        self._done: set[Case] = set()
         versions = {
             "python": platform.python_version(),
             "max": distribution_version("max", "modular"),
@@ -71,11 +72,12 @@ class Bench:
             found = {Entry(r.provider, r.algorithm, r.block_size, r.unroll): r for r in _of(earlier, suite, case)}
             if found.keys() >= set(entries):
                 now.records += [found[entry] for entry in entries]
+                self._done.add(case)
 
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
         for case in cases:
-            if _of(self.results, suite, case):
+            if case in self._done:
                 continue
             for entry in entries:
                 progress(case, entry)

@@ -1,0 +1,209 @@
+"""Cross entropy along an axis that is not the last, as that of images: what has to walk all of its rows, in panels."""
+
+from std.math import ceildiv
+from std.runtime import parallelism_level
+from std.utils.numerics import nan
+from max.gpu.host import DeviceContext
+
+from ..exponential import Unit
+from ..loss import Class, Loss
+from ..online import Sum, accumulator
+from ..rows import Rows, Source, Target
+from .memory import fetch, fetch_to_write, load, store, store_plain
+from .panels import Panels
+from .schedule import share_tasks, workers_for
+
+comptime AHEAD = 4
+"""Positions by which reads and writes are announced ahead."""
+
+
+def distances[
+    dtype: DType, //
+](
+    sums: Target[accumulator[dtype]()],
+    pairs: Source[accumulator[dtype]()],
+    x: Source[dtype],
+    rows: Rows,
+    ctx: DeviceContext,
+) raises:
+    """Writes the sum of m - x over each row.
+
+    Parameters:
+        dtype: Dtype of the logits.
+
+    Args:
+        sums: One a row.
+        pairs: (m, d) of each row.
+        x: Logits.
+        rows: Rows along an axis that is not the last.
+        ctx: The CPU to run on.
+    """
+    comptime accum = accumulator[dtype]()
+    comptime lanes = Panels[accum].lanes
+    comptime Vector = SIMD[accum, lanes]
+    var panels = Panels[accum](rows, parallelism_level())
+
+    @inline(.always)
+    def write(panel: Int) {imm}:
+        var row, offset, count = panels.place(panel)
+        var vectors = ceildiv(count, Int(lanes))
+        var maxima = List[Vector](length=vectors, fill=0)
+        var found = List[Sum[accum, lanes]](length=vectors, fill={})
+        for i in range(count):
+            var vector, lane = divmod(i, Int(lanes))
+            maxima[vector][lane] = pairs[unsafe_offset=2 * (row + i)]
+        for i in range(rows.n):
+            for vector in range(vectors):
+                var column = vector * Int(lanes)
+                var at = x.unsafe_offset(offset + i * rows.inner + column)
+                fetch[1](at.unsafe_offset(AHEAD * rows.inner))
+                found[vector].add(
+                    maxima[vector] - load[lanes](at, count - column)
+                )
+        for vector in range(vectors):
+            var column = vector * Int(lanes)
+            store_plain(
+                sums.unsafe_offset(row + column),
+                found[vector].value,
+                count - column,
+            )
+
+    share_tasks(write, panels.count(), workers_for(rows.count() * rows.n), ctx)
+
+
+@fieldwise_init
+struct _Gradients[accum: DType, lanes: SIMDLength](TrivialRegisterPassable):
+    """What the gradients of neighbouring rows are computed from.
+
+    Parameters:
+        accum: The accumulator's dtype.
+        lanes: How many rows.
+    """
+
+    comptime Vector = SIMD[Self.accum, Self.lanes]
+
+    var m: Self.Vector
+    """The largest logits."""
+    var d: Self.Vector
+    """Σ e^(x - m)."""
+    var scale: Self.Vector
+    """Gradients of the losses; NaN where the target is no class."""
+    var counts: SIMD[DType.bool, Self.lanes]
+    """Whether a row has a gradient at all, whatever is in it."""
+
+    @inline(.always)
+    def of(
+        self, logits: Self.Vector, wanted: Scalar[Self.accum]
+    ) -> Self.Vector:
+        """Returns the gradients of logits, of each of which `wanted` is the target's share.
+        """
+        var unit = Unit(self.m)
+        var p = unit.exp(logits) / (self.d * unit.exp(self.m))
+        return self.counts.select((p - wanted) * self.scale, Self.Vector(0))
+
+
+def strided_gradients[
+    dtype: DType, index: DType, smoothing: Float64
+](
+    dx: Target[dtype],
+    x: Source[dtype],
+    pairs: Source[accumulator[dtype]()],
+    targets: Source[index],
+    scales: Source[accumulator[dtype]()],
+    step: Int,
+    counted: Scalar[accumulator[dtype]()],
+    rows: Rows,
+    ignored: Int,
+    ctx: DeviceContext,
+) raises:
+    """Writes the gradient of every row's logits.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        index: Dtype of the targets.
+        smoothing: Share of the target that is spread over all classes.
+
+    Args:
+        dx: Gradients; may be the same memory as `x`.
+        x: Logits.
+        pairs: (m, d) of each row.
+        targets: Class of each row.
+        scales: Gradient of each row's loss.
+        step: From one of them to the next: 1, or 0 if all are the same.
+        counted: What they are divided by.
+        rows: Rows along an axis that is not the last.
+        ignored: The class of rows that do not count.
+        ctx: The CPU to run on.
+    """
+    comptime accum = accumulator[dtype]()
+    comptime lanes = Panels[accum].lanes
+    comptime Gradients = _Gradients[accum, lanes]
+    var panels = Panels[accum](rows, parallelism_level())
+    var even = Scalar[accum](smoothing) / Scalar[accum](rows.n)
+
+    @inline(.always)
+    def write(panel: Int) {imm}:
+        var row, offset, count = panels.place(panel)
+        var vectors = ceildiv(count, Int(lanes))
+        var gradients = List[Gradients](
+            length=vectors,
+            fill=Gradients(0, 1, 0, SIMD[DType.bool, lanes](fill=False)),
+        )
+        # As if no class were wanted, and then the one that is: its logit may be overwritten by then.
+        var wanted = List[Scalar[accum]](length=count, fill=0)
+        for i in range(count):
+            var vector, lane = divmod(i, Int(lanes))
+            var target = _class(targets, row + i, rows, ignored)
+            ref of = gradients[vector]
+            of.m[lane] = pairs[unsafe_offset=2 * (row + i)]
+            of.d[lane] = pairs[unsafe_offset=2 * (row + i) + 1]
+            of.counts[lane] = not target.is_ignored
+            of.scale[lane] = scales[unsafe_offset=(row + i) * step] / counted
+            if target.is_class:
+                wanted[i] = x[
+                    unsafe_offset=offset + i + Int(target.index) * rows.inner
+                ].cast[accum]()
+            else:
+                of.scale[lane] = nan[accum]()
+        for i in range(rows.n):
+            for vector in range(vectors):
+                var column = vector * Int(lanes)
+                var at = offset + i * rows.inner + column
+                fetch[1](x.unsafe_offset(at + AHEAD * rows.inner))
+                fetch_to_write[1](dx.unsafe_offset(at + AHEAD * rows.inner))
+                var logits = load[lanes](x.unsafe_offset(at), count - column)
+                store(
+                    dx.unsafe_offset(at),
+                    gradients[vector].of(logits, even),
+                    count - column,
+                )
+        for i in range(count):
+            var target = _class(targets, row + i, rows, ignored)
+            if target.is_class:
+                var loss = Loss(
+                    pairs[unsafe_offset=2 * (row + i)],
+                    pairs[unsafe_offset=2 * (row + i) + 1],
+                )
+                dx[
+                    unsafe_offset=offset + i + Int(target.index) * rows.inner
+                ] = loss.gradient[smoothing](
+                    target,
+                    scales[unsafe_offset=(row + i) * step] / counted,
+                    wanted[i],
+                    True,
+                    Int64(rows.n),
+                ).cast[
+                    dtype
+                ]()
+
+    share_tasks(write, panels.count(), workers_for(rows.count() * rows.n), ctx)
+
+
+@inline(.always)
+def _class(targets: Source[_], row: Int, rows: Rows, ignored: Int) -> Class:
+    """Returns what a row is to be."""
+    return Class(
+        targets[unsafe_offset=row].cast[DType.int64](),
+        Int64(rows.n),
+        Int64(ignored),
+    )
