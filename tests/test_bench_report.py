@@ -596,11 +596,8 @@ def test_other_runs_are_not_resumed(provider, capsys, field, change):
     assert bench(*arguments[1:]) == 0
     capsys.readouterr()
     run = read("x.json")
-    now = run.versions[field] if field in run.versions else getattr(run, field)
-    if field in run.versions:
-        run.versions[field] = change
-    else:
-        setattr(run, field, change)
+    fields = run.versions if field in run.versions else vars(run)
+    now, fields[field] = fields[field], change
     run.write(Path("x.json"))
     message = fails(capsys, *arguments, "--resume")
     assert message == f"maxsoftmax: cannot resume a run whose {field} was {change}, not {now}\n"

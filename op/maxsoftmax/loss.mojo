@@ -3,6 +3,7 @@
 from std.utils.numerics import nan
 
 from .exponential import Unit, logarithm
+from .rows import Source
 
 
 struct Class(TrivialRegisterPassable):
@@ -21,6 +22,16 @@ struct Class(TrivialRegisterPassable):
         self.is_ignored = index == ignored
         self.is_class = not self.is_ignored and index >= 0 and index < n
         self.index = index if self.is_class else Int64(-1)
+
+    @staticmethod
+    @inline(.always)
+    def of(targets: Source[_], row: Int, n: Int, ignored: Int) -> Self:
+        """Returns what the row `row` of `n` classes is to be."""
+        return {
+            targets[unsafe_offset=row].cast[DType.int64](),
+            Int64(n),
+            Int64(ignored),
+        }
 
 
 @fieldwise_init

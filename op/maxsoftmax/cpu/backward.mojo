@@ -1,7 +1,6 @@
 """The backward op on the CPU, along any axis."""
 
 from std.math import ceildiv
-from std.runtime import parallelism_level
 from std.sys import simd_width_of
 from max.gpu.host import DeviceContext
 
@@ -10,7 +9,7 @@ from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, first_lanes, load, store
 from .panels import Panels
-from .schedule import SPAN, Bundles, Pairs, Room, run
+from .schedule import Bundles, Pairs, Room, run, spans_of
 
 
 comptime UNROLL = 4
@@ -254,7 +253,5 @@ def backward[
     comptime if contiguous:
         run(GradientRows[dtype, log](dx, y, dy, rows), ctx)
     else:
-        var panels = Panels[accumulator[dtype]()](
-            rows, parallelism_level(), ceildiv(rows.n, SPAN)
-        )
+        var panels = Panels[accumulator[dtype]()](rows, spans_of(rows.n))
         run(StridedGradientRows[dtype, log](dx, y, dy, panels), ctx)

@@ -47,12 +47,12 @@ def losses[
     """
     comptime accum = accumulator[dtype]()
     for row in range(rows.count()):
-        var index_of = targets[unsafe_offset=row].cast[DType.int64]()
-        var target = Class(index_of, Int64(rows.n), Int64(ignored))
+        var target = Class.of(targets, row, rows.n, ignored)
         if not (target.is_class or target.is_ignored):
             raise Error(
-                t"target[{row}] is {index_of}, which is neither a class from 0"
-                t" to {rows.n - 1} nor ignore_index {ignored}"
+                t"target[{row}] is {targets[unsafe_offset=row]}, which is"
+                t" neither a class from 0 to {rows.n - 1} nor ignore_index"
+                t" {ignored}"
             )
 
     comptime if smoothing != 0:
@@ -63,11 +63,7 @@ def losses[
     @inline(.always)
     def write(row: Int) {imm}:
         var logits = x.unsafe_offset(rows.start(row))
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](),
-            Int64(rows.n),
-            Int64(ignored),
-        )
+        var target = Class.of(targets, row, rows.n, ignored)
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
@@ -172,11 +168,7 @@ def gradients[
     def write(row: Int) {imm}:
         var scale = dloss[unsafe_offset=row * step] / count
         var start = rows.start(row)
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](),
-            Int64(rows.n),
-            Int64(ignored),
-        )
+        var target = Class.of(targets, row, rows.n, ignored)
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )

@@ -1,12 +1,11 @@
 """Cross entropy along an axis that is not the last, as that of images: what has to walk all of its rows, in panels."""
 
 from std.math import ceildiv
-from std.runtime import parallelism_level
 from std.utils.numerics import nan
 from max.gpu.host import DeviceContext
 
 from ..exponential import Unit
-from ..loss import Class, Loss
+from ..loss import Class
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, load, store, store_plain
@@ -41,7 +40,7 @@ def distances[
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
     comptime Vector = SIMD[accum, lanes]
-    var panels = Panels[accum](rows, parallelism_level())
+    var panels = Panels[accum](rows)
 
     @inline(.always)
     def write(panel: Int) {imm}:
@@ -90,6 +89,8 @@ struct _Gradients[accum: DType, lanes: SIMDLength](TrivialRegisterPassable):
     """Gradients of the losses; NaN where the target is no class."""
     var counts: SIMD[DType.bool, Self.lanes]
     """Whether a row has a gradient at all, whatever is in it."""
+    var targets: Self.Vector
+    """The logits of the targets, which may be overwritten before their gradients are written."""
 
     @inline(.always)
     def of(
@@ -138,8 +139,9 @@ def strided_gradients[
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
     comptime Gradients = _Gradients[accum, lanes]
-    var panels = Panels[accum](rows, parallelism_level())
+    var panels = Panels[accum](rows)
     var even = Scalar[accum](smoothing) / Scalar[accum](rows.n)
+    var aim = Scalar[accum](1 - smoothing)
 
     @inline(.always)
     def write(panel: Int) {imm}:
@@ -147,24 +149,23 @@ def strided_gradients[
         var vectors = ceildiv(count, Int(lanes))
         var gradients = List[Gradients](
             length=vectors,
-            fill=Gradients(0, 1, 0, SIMD[DType.bool, lanes](fill=False)),
+            fill=Gradients(0, 1, 0, SIMD[DType.bool, lanes](fill=False), 0),
         )
-        # As if no class were wanted, and then the one that is: its logit may be overwritten by then.
-        var wanted = List[Scalar[accum]](length=count, fill=0)
         for i in range(count):
             var vector, lane = divmod(i, Int(lanes))
-            var target = _class(targets, row + i, rows, ignored)
-            ref of = gradients[vector]
-            of.m[lane] = pairs[unsafe_offset=2 * (row + i)]
-            of.d[lane] = pairs[unsafe_offset=2 * (row + i) + 1]
-            of.counts[lane] = not target.is_ignored
-            of.scale[lane] = scales[unsafe_offset=(row + i) * step] / counted
+            var target = Class.of(targets, row + i, rows.n, ignored)
+            ref own = gradients[vector]
+            own.m[lane] = pairs[unsafe_offset=2 * (row + i)]
+            own.d[lane] = pairs[unsafe_offset=2 * (row + i) + 1]
+            own.counts[lane] = not target.is_ignored
+            own.scale[lane] = scales[unsafe_offset=(row + i) * step] / counted
             if target.is_class:
-                wanted[i] = x[
+                own.targets[lane] = x[
                     unsafe_offset=offset + i + Int(target.index) * rows.inner
                 ].cast[accum]()
             else:
-                of.scale[lane] = nan[accum]()
+                own.scale[lane] = nan[accum]()
+        # As if no class were wanted, and then the one that is.
         for i in range(rows.n):
             for vector in range(vectors):
                 var column = vector * Int(lanes)
@@ -177,33 +178,18 @@ def strided_gradients[
                     gradients[vector].of(logits, even),
                     count - column,
                 )
-        for i in range(count):
-            var target = _class(targets, row + i, rows, ignored)
-            if target.is_class:
-                var loss = Loss(
-                    pairs[unsafe_offset=2 * (row + i)],
-                    pairs[unsafe_offset=2 * (row + i) + 1],
-                )
-                dx[
-                    unsafe_offset=offset + i + Int(target.index) * rows.inner
-                ] = loss.gradient[smoothing](
-                    target,
-                    scales[unsafe_offset=(row + i) * step] / counted,
-                    wanted[i],
-                    True,
-                    Int64(rows.n),
-                ).cast[
-                    dtype
-                ]()
+        for vector in range(vectors):
+            ref own = gradients[vector]
+            var values = own.of(own.targets, even + aim)
+            var column = vector * Int(lanes)
+            for lane in range(min(Int(lanes), count - column)):
+                var i = column + lane
+                var target = Class.of(targets, row + i, rows.n, ignored)
+                if target.is_class:
+                    dx[
+                        unsafe_offset=offset
+                        + i
+                        + Int(target.index) * rows.inner
+                    ] = values[lane].cast[dtype]()
 
     share_tasks(write, panels.count(), workers_for(rows.count() * rows.n), ctx)
-
-
-@inline(.always)
-def _class(targets: Source[_], row: Int, rows: Rows, ignored: Int) -> Class:
-    """Returns what a row is to be."""
-    return Class(
-        targets[unsafe_offset=row].cast[DType.int64](),
-        Int64(rows.n),
-        Int64(ignored),
-    )

@@ -1,6 +1,7 @@
 """Rows along an axis that is not the last, in panels of neighbours that are walked side by side."""
 
 from std.math import align_up, ceildiv
+from std.runtime import parallelism_level
 from std.sys import size_of
 
 from ..rows import Rows
@@ -23,16 +24,15 @@ struct Panels[accum: DType](TrivialRegisterPassable):
     var width: Int
     """Rows a panel, a multiple of `lanes`. The last panel before the end of `inner` may be narrower."""
 
-    def __init__(out self, rows: Rows, cores: Int, spans: Int = 1):
+    def __init__(out self, rows: Rows, spans: Int = 1):
         """Panels no wider than leaves something to each core.
 
         Args:
             rows: The rows.
-            cores: How many there are.
             spans: In how many parts each panel is shared out.
         """
         self.rows = rows
-        var panels = ceildiv(cores, rows.outer * max(1, spans))
+        var panels = ceildiv(parallelism_level(), rows.outer * spans)
         var width = ceildiv(rows.inner, panels)
         self.width = min(WIDTH, align_up(width, Int(Self.lanes)))
 

@@ -92,8 +92,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     var count = bundles.count()
     var n = bundles.length()
     var pairs = bundles.pairs()
-    # A row of nothing has one span of nothing.
-    var spans = max(1, ceildiv(n, SPAN))
+    var spans = spans_of(n)
     var workers = workers_for(count * n * pairs * Int(B.lanes))
 
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
@@ -222,6 +221,12 @@ def share_tasks[
             task(i)
 
     _parallel(share, count, min(workers, count), ctx)
+
+
+def spans_of(n: Int) -> Int:
+    """Returns in how many spans a row of `n` is reduced; one of nothing is one of nothing.
+    """
+    return max(1, ceildiv(n, SPAN))
 
 
 def workers_for(elements: Int) -> Int:

@@ -1,7 +1,5 @@
 """Softmax on the CPU, its logarithm and its pairs: chooses how the rows of an axis are walked."""
 
-from std.math import ceildiv
-from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
@@ -10,7 +8,7 @@ from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
 from .naive import naive
 from .panels import Panels
-from .schedule import SPAN, run
+from .schedule import run, spans_of
 from .strided import StridedRows
 
 
@@ -56,7 +54,5 @@ def auto[
     comptime if contiguous:
         run(ContiguousRows[dtype, finish](y, x, rows), ctx)
     else:
-        var panels = Panels[accumulator[dtype]()](
-            rows, parallelism_level(), ceildiv(rows.n, SPAN)
-        )
+        var panels = Panels[accumulator[dtype]()](rows, spans_of(rows.n))
         run(StridedRows[dtype, finish](y, x, panels), ctx)

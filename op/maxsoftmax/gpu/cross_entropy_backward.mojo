@@ -17,11 +17,8 @@ from ..loss import Class, Loss
 from ..online import accumulator
 from ..rows import Rows, Source, Target
 from .part import Part
-from .totals import Parts, counts_kernel
+from .totals import BLOCK_SIZE, Parts, counts_kernel
 from .tree_reduction import MAX_GRID
-
-comptime BLOCK_SIZE = 256
-"""Threads a block."""
 
 comptime ELEMENTS = 16
 """Elements that a thread has under way at a time."""
