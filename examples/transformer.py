@@ -51,7 +51,8 @@ class Attention(Module):
         query, key, value = (ops.transpose(parts[:, i], 0, 1) for i in range(3))
         scores = query @ ops.transpose(key, 1, 2) * depth**-0.5
         place = ops.range(0, length, 1, out_dim=length, dtype=DType.int32, device=self.device)
-        seen = ops.unsqueeze(place, 1) >= place
+        # In one step each: MAX 26.7 computes wrongly what is broadcast, compared and broadcast again.
+        seen = ops.broadcast_to(ops.unsqueeze(place, 1), scores.shape) >= ops.broadcast_to(place, scores.shape)
         nothing = ops.constant(float("-inf"), FLOAT, self.device)
         heads = ops.softmax(ops.where(seen, scores, nothing)) @ value
         return self.output(ops.reshape(ops.transpose(heads, 0, 1), (length, width)))

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from max.dtype import DType
-from max.graph import Module
 from maxsoftmax import runtime
 from maxsoftmax.arguments import DTYPES
 from maxsoftmax.runtime import INPUTS, Signature
@@ -17,12 +16,14 @@ _models = runtime._models
 def model(signature: Signature, n: int):
     """Returns what `runtime.model` does, and has its relatives compiled with it.
 
-    Tests with models of their own are left alone, and so are GPUs, where many processes share the work.
+    Tests with models of their own are left alone, and so are gradients and losses on a GPU, where many processes share
+    the work.
     """
-    if runtime._models is _models and signature not in _models and signature.device.is_host:
-        together = [relative for relative in family(signature) if relative not in _models]
-        if signature in together:
-            _compile(together)
+    together = signature.device.is_host or signature.op == "softmax"
+    if runtime._models is _models and signature not in _models and together:
+        missing = [relative for relative in family(signature) if relative not in _models]
+        if signature in missing:
+            runtime.prepare(missing)
     return _own(signature, n)
 
 
@@ -58,12 +59,3 @@ def _losses():
     for rows in (True, False):
         yield "cross_entropy_forward", rows, options(smoothing=0.2)
         yield "cross_entropy_backward", rows, options(smoothing=0.2, dloss=not rows)
-
-
-def _compile(signatures: list[Signature]) -> None:
-    module = Module()
-    graphs = [runtime._graph(signature, f"model{i}", module) for i, signature in enumerate(signatures)]
-    session = runtime._session(signatures[0].device)
-    # Of a graph, everything in its module is compiled, and unlike a module it knows our kernels.
-    models = session.init_all(session.compile(graphs[-1]))
-    _models.update((signature, models[graph.name]) for signature, graph in zip(signatures, graphs, strict=True))

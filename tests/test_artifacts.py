@@ -19,18 +19,21 @@ class Compiled:
 
 
 class Session:
-    """Loads files and compiled models alike: a model is its content."""
+    """Loads files and compiled models alike: a model is its content, or there is one in each of its lines."""
 
     def __init__(self):
         self.log = []
 
     def load(self, path):
-        self.log.append("load")
         return path.read_bytes()
 
-    def init(self, compiled):
+    def load_all(self, path):
+        self.log.append("load")
+        return dict(enumerate(path.read_bytes().splitlines()))
+
+    def init_all(self, compiled):
         self.log.append("init")
-        return compiled.content
+        return dict(enumerate(compiled.content.splitlines()))
 
 
 @pytest.fixture
@@ -60,6 +63,13 @@ def test_a_model_is_compiled_once(folder):
     assert load(session, compile=forbidden) == b"code"
     assert session.log == ["init", "load"]
     assert entry(folder).read_bytes() == b"code"
+
+
+def test_models_that_were_compiled_together_are_one_entry(folder):
+    for _ in range(2):
+        found = artifacts.load_all(Session(), ("a", "b"), lambda: Compiled(b"one\ntwo"))
+        assert found == {0: b"one", 1: b"two"}
+    assert entry(folder).read_bytes() == b"one\ntwo"
 
 
 @pytest.mark.parametrize("other", [("a",), ("ab",), ("a", "c"), ("b", "a"), ("a", "b", "")])
@@ -95,9 +105,15 @@ def test_a_damaged_model_is_compiled_anew(folder):
     assert load(Session(), compile=forbidden) == b"code"
 
 
+def test_one_model_is_compiled_when_it_is_wanted(monkeypatch):
+    monkeypatch.setattr(artifacts, "load_all", lambda *_: pytest.fail("compiled"))
+    runtime.prepare([])
+    runtime.prepare([runtime.Signature(runtime.device("cpu"), maxsoftmax.arguments.DTYPES[0], True, "naive")] * 2)
+
+
 def test_a_model_that_max_refuses_is_compiled_anew(folder):
     class Picky(Session):
-        def load(self, path):
+        def load_all(self, path):
             raise ValueError("not mine")
 
     load(Session())
@@ -172,3 +188,27 @@ with runtime.observing(lambda signature: pytest.fail("compiled again")):
 """
     for script in (first, again):
         subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
+
+
+def test_what_was_prepared_is_not_compiled_again_by_this_process_nor_the_next(environment):
+    script = """
+import maxsoftmax, numpy as np, pytest, threading
+from max.dtype import DType
+from maxsoftmax import runtime
+from maxsoftmax.runtime import Signature
+{first}
+with runtime.observing(lambda signature: pytest.fail("compiled again")):
+    device = runtime.device("cpu")
+    wanted = [Signature(device, DType.float32, True), Signature(device, DType.float64, True, "naive")]
+    thread = threading.Thread(target=runtime.prepare, args=([*wanted, *wanted],))
+    thread.start()
+    thread.join()
+    assert set(wanted) <= runtime._models.keys()
+    runtime.prepare(wanted)
+    assert (maxsoftmax.softmax(np.zeros((7, 4), np.float32)) == 0.25).all()
+    assert (maxsoftmax.softmax(np.zeros((7, 4)), algorithm="naive") == 0.25).all()
+"""
+    again = "runtime._compile_together = lambda *_: pytest.fail('compiled')"
+    for first in ("", again):
+        command = [sys.executable, "-c", script.format(first=first)]
+        subprocess.run(command, env=environment, check=True, timeout=300)

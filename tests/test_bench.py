@@ -653,6 +653,20 @@ def test_every_entry_on_every_case_and_progress_before_each(bench, provider):
     assert [(r.shape, r.provider) for r in bench.results.records] == [(c.shape, e.provider) for c, e, _ in told]
 
 
+def test_providers_are_told_first_what_will_be_asked_of_them(bench, provider):
+    told = []
+
+    def foresee(self, ways):
+        told.append(list(ways))
+        raise RuntimeError("does not compile")
+
+    a, b = provider("a", fake(foresee=foresee)), provider("b", fake(foresee=foresee))
+    other = a._replace(algorithm="naive")
+    cases = [CASE, Case((2, 3)), Case((4, 5))]
+    assert [status for _, status, _ in went(bench, cases, [a, b, other])] == ["ok"] * 9
+    assert told == [[(case, entry) for case in cases for entry in mine] for mine in ((a, other), (b,))]
+
+
 def test_an_interruption_leaves_what_was_measured(bench, provider):
     numbers = count()
 

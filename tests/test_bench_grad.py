@@ -23,6 +23,7 @@ from maxsoftmax.bench.run import Bench
 from maxsoftmax.bench.table import markdown
 
 RELATIVES = [op for op in OPS if op != "softmax"]
+ATTENTION = ["scaled_softmax", "causal_softmax"]
 LIBRARIES = {"torch": "torch", "torch.compile": "torch", "jax": "jax"}
 
 
@@ -35,6 +36,10 @@ def exact(given, wanted):
     if wanted.op == "softmax_backward":
         y, dy = given
         return (y * (dy - (y * dy).sum(wanted.axis, keepdims=True)),)
+    if wanted.op == "scaled_softmax":
+        given = [given[0] * 0.125]
+    if wanted.op == "causal_softmax":
+        given = [np.where(np.tri(*wanted.shape[-2:], dtype=bool), given[0], -np.inf)]
     log_p = scipy.special.log_softmax(given[0], axis=wanted.axis)
     if not OPS[wanted.op].losses:
         return (log_p if wanted.op == "log_softmax" else np.exp(log_p),)
@@ -81,7 +86,7 @@ def test_what_is_exact_is_right(op, dtype):
     assert found.max_rel_error < (max(limit, reference.RUNNING_SUM) if OPS[op].losses else limit)
 
 
-@pytest.mark.parametrize("op", ["log_softmax", "softmax_backward"])
+@pytest.mark.parametrize("op", ["log_softmax", "softmax_backward", "scaled_softmax"])
 @pytest.mark.parametrize("shape", [(4, 30, 5), (2, 3, 4, 5)])
 def test_along_another_axis(op, shape):
     assert measured(computing(), case(op, shape, axis=1)).status == "ok"
@@ -161,6 +166,16 @@ def test_a_loss_that_is_not_a_number_is_found():
     assert (found.status, found.max_rel_error) == ("wrong", None)
 
 
+def test_every_query_sees_as_far_as_its_place():
+    wanted = case("causal_softmax", (2, 5, 7))
+    assert measured(computing(), wanted).status == "ok"
+
+    def see_one_more(found):
+        found[0][1, 2, 3] = 1e-3
+
+    assert measured(computing(see_one_more), wanted).status == "wrong"
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_another_number_of_results_is_refused(parts):
     def prepare(self, wanted, entry):
@@ -224,7 +239,8 @@ def test_logits_alone_are_given_alone():
 
 @pytest.mark.parametrize(
     ("op", "tensors"),
-    [("softmax", 2), ("log_softmax", 2), ("softmax_backward", 3), ("cross_entropy", 1), ("cross_entropy_gradient", 3)],
+    [("softmax", 2), ("log_softmax", 2), ("softmax_backward", 3), ("cross_entropy", 1), ("cross_entropy_gradient", 3)]
+    + [(op, 2) for op in ATTENTION],
 )
 def test_bytes_are_those_that_have_to_be_moved(op, tensors):
     assert case(op).moved == tensors * 6 * 40 * 4
@@ -286,7 +302,7 @@ def test_an_op_that_a_provider_does_not_have_is_missing():
 @pytest.mark.parametrize("op", RELATIVES)
 def test_every_peer_computes_it_or_says_why_not(name, op):
     bench = Bench(CPU(), ["maxsoftmax", "bench", "grad"], 1)
-    cases = [case(op)] if OPS[op].losses else [case(op), case(op, (2, 3, 4), axis=1)]
+    cases = [case(op), case(op, (2, 3, 4), axis=-1 if OPS[op].queries else 1)][: 1 if OPS[op].losses else 2]
     if name == "torch":
         cases.append(case(op, dtype=DType.bfloat16))
     bench.run("grad", cases, [Entry(name)], lambda *what: None)
@@ -300,10 +316,12 @@ def test_every_peer_computes_it_or_says_why_not(name, op):
 @pytest.mark.parametrize("op", RELATIVES)
 def test_ours_computes_it(op, device):
     bench = Bench(runtime.device(device), ["maxsoftmax", "bench", "grad"], 1)
-    bench.run("grad", [case(op)], [Entry("maxsoftmax", "auto")], lambda *what: None)
-    (found,) = bench.results.records
-    assert found.status == "ok"
-    assert found.max_rel_error < 1e-5
+    cases = [case(op, (3, 6, 40) if op in ATTENTION else (6, 40))]
+    ways = [Entry("maxsoftmax", "auto"), *([Entry("max")] if op in ATTENTION else [])]
+    bench.run("grad", cases, ways, lambda *what: None)
+    for found in bench.results.records:
+        assert found.status == "ok"
+        assert found.max_rel_error < 1e-5
 
 
 def test_every_provider_names_ops_that_exist():
@@ -315,10 +333,11 @@ def test_every_provider_names_ops_that_exist():
 # The suite.
 
 
-def test_the_suite_is_of_every_relative_and_of_a_size():
-    suite = SUITES["grad"]
+@pytest.mark.parametrize(("name", "ops"), [("grad", set(RELATIVES) - set(ATTENTION)), ("attention", set(ATTENTION))])
+def test_the_suite_is_of_every_relative_and_of_a_size(name, ops):
+    suite = SUITES[name]
     for cases in (suite.cases, suite.host):
-        assert {c.op for c in cases} == set(RELATIVES)
+        assert {c.op for c in cases} == ops
         assert len(set(cases)) == len(cases) < 40
         # Logits, the other input and the result, of float32 at most, in the memory of a GPU.
         assert max(3 * c.nbytes for c in cases) < 30e9
@@ -369,6 +388,11 @@ def test_an_op_goes_with_a_shape(planned):
             "--op cross_entropy takes rows and classes, such as 8192x50257",
         ),
         (["--shape", "4x8", "--axis", "0", "--op", "cross_entropy"], "not 4x8 along axis 0"),
+        (
+            ["--shape", "8", "--op", "causal_softmax"],
+            "--op causal_softmax takes queries and keys, such as 16x1024x1024",
+        ),
+        (["--shape", "4x8", "--axis", "0", "--op", "causal_softmax"], "not 4x8 along axis 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(capsys, tmp_path, monkeypatch, arguments, said):

@@ -574,15 +574,17 @@ def test_an_interrupted_run_can_be_resumed(provider, capsys):
     provider("mine", interrupted_at(2))
     assert bench(*SEVERAL[:-1], "mine,numpy", "--json", "x.json") == 130
     first = read("x.json")
-    # The third case began, and is measured whole.
-    first.records.append(replace(first.records[0], shape=(4, 3)))
+    # One of the first case is to be measured again, and of the third one is there.
+    first.records.append(replace(first.records.pop(1), shape=(4, 3)))
     first.write(Path("x.json"))
-    provider("mine", fake())
+    told = []
+    provider("mine", fake(foresee=lambda self, ways: told.extend(ways)))
     capsys.readouterr()
     assert bench(*SEVERAL[:-1], "mine,numpy", "--json", "x.json", "--resume") == 0
     assert capsys.readouterr().err == ""
     whole = read("x.json")
-    assert whole.records[:4] == first.records[:4]
+    assert [shape for (shape, *_), _ in told] == [(4, 3)]
+    assert [whole.records[i] for i in (0, 2, 3, 5)] == first.records
     assert [(r.shape, r.provider) for r in whole.records] == [
         ((rows, 3), name) for rows in (2, 3, 4) for name in ("mine", "numpy")
     ]

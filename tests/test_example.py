@@ -1,7 +1,11 @@
 import importlib.util
 
+import maxsoftmax
 import numpy as np
 import pytest
+from max.driver import Buffer
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import runtime
 
 
@@ -24,3 +28,27 @@ def test_a_transformer_gives_the_same_with_the_drop_in(transformer, device):
         np.testing.assert_array_equal(before.tokens, after.tokens)
         np.testing.assert_allclose(before.probabilities, after.probabilities, rtol=2e-5 if device == "cpu" else 1e-2)
         assert after.probabilities.sum() == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extensions", [[], [maxsoftmax.dropin]], ids=["plain", "dropin"])
+def test_no_token_sees_what_comes_after_it(transformer, device, extensions):
+    where = runtime.device(device)
+    place = DeviceRef.from_device(where)
+    attention = transformer.Attention(transformer.Sizes(width=16, heads=2), place)
+    random = np.random.default_rng(0)
+    attention.load_state_dict(
+        {
+            name: random.standard_normal(weight.shape.static_dims, np.float32)
+            for name, weight in attention.raw_state_dict().items()
+        }
+    )
+    kind = TensorType(transformer.FLOAT, ("length", 16), place)
+    graph = Graph("attention", attention, [kind], custom_extensions=[extension() for extension in extensions])
+    model = InferenceSession(devices=[where]).load(graph, weights_registry=attention.state_dict())
+    x = random.standard_normal((20, 16), np.float32)
+    changed = x.copy()
+    changed[12:] += 1
+    before, after = (model.execute(Buffer.from_numpy(a).to(where))[0].to(runtime.device("cpu")) for a in (x, changed))
+    same = (before.to_numpy() == after.to_numpy()).all(axis=1)
+    assert same.tolist() == [True] * 12 + [False] * 8

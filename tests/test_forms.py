@@ -93,6 +93,32 @@ def test_rows_with_more_queries_than_keys_and_long_ones(device):
     assert (maxsoftmax.softmax(logits((1, 2, 9, 4)), mask=np.ones((9, 4), bool), causal=True)[..., :5, :] == 0).all()
 
 
+EDGES = [2**k for k in (5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 18)]
+"""Lengths at which one GPU kernel takes over from another."""
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 8])
+def test_rows_around_every_edge(device, beyond):
+    for keys in [edge + beyond for edge in EDGES]:
+        x = logits((1, 2, 3, keys))
+        mask = np.random.default_rng(3).random((3, keys)) < 0.7
+        mask[1] = False
+        y = maxsoftmax.softmax(x, mask=mask, causal=True, device=device)
+        np.testing.assert_allclose(y, attention(x, mask=mask, causal=True), rtol=4e-6, atol=1e-30, err_msg=str(keys))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_rows_of_16_bits_with_a_sink_around_every_edge(device, beyond):
+    options = {**CASES["everything"][0], "temperature": np.array([[0.5], [2]], np.float32)}
+    for keys in [edge + beyond for edge in EDGES]:
+        x = logits((2, 3, 2, keys), ml_dtypes.bfloat16)
+        # The last key has nearly all of one row: all other blocks have next to nothing.
+        x[0, 0, 1, -1] = 90
+        options["mask"] = logits((2, 1, 2, keys), np.float16, seed=5)
+        y = maxsoftmax.softmax(x, device=device, **options).astype(np.float64)
+        np.testing.assert_allclose(y, attention(x, **options), rtol=8.1e-3, atol=1e-35, err_msg=str(keys))
+
+
 def test_nan_is_not_hidden_by_a_mask_that_keeps_it(device):
     x = logits((1, 1, 3, 4))
     x[..., 1, 0] = np.nan

@@ -30,22 +30,31 @@ FILE = "softmax.mef"
 
 
 def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], CompiledModel]) -> Model:
-    """Returns a model: from the cache if it is there, whole and ours, else compiled, and kept there if that can be.
+    """As `load_all`, for a single model."""
+    (model,) = load_all(session, parts, compile).values()
+    return model
+
+
+def load_all(session: InferenceSession, parts: Iterable[str], compile: Callable[[], CompiledModel]) -> dict[str, Model]:
+    """Returns models that were compiled together.
+
+    They come from the cache if they are there, whole and ours; else they are compiled, and kept there if that can be.
 
     Args:
-        session: Where it will run.
-        parts: What makes the model another one than others, beside what `_surroundings` knows.
-        compile: Called when there is none; what it raises is passed on.
+        session: Where they will run.
+        parts: What makes them other ones than others, beside what `_surroundings` knows.
+        compile: Called when there are none; what it raises is passed on.
 
     Returns:
-        The model, ready to execute.
+        The models by the names of their graphs, ready to execute.
     """
     digest = hashlib.sha256("\0".join([*_surroundings(), *parts]).encode()).hexdigest()
     key = f"model-{digest[:32]}"
     kept = cache.find(key, FILE)
     if kept is not None:
         try:
-            return session.load(kept)
+            models: dict[str, Model] = session.load_all(kept)
+            return models
         except Exception as error:  # Whatever MAX raises: the file is as it was written, and still of no use.
             warnings.warn(f"{kept} is compiled anew, because MAX cannot load it: {error}", RuntimeWarning, stacklevel=2)
             cache.remove(key)
@@ -54,7 +63,8 @@ def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], 
         cache.entry(key, FILE, compiled.export_mef)
     except (OSError, RuntimeError, ValueError) as error:
         warnings.warn(f"the compiled model is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
-    return session.init(compiled)
+    models = session.init_all(compiled)
+    return models
 
 
 def file_name(parts: Iterable[str]) -> str:

@@ -88,17 +88,20 @@ def _contiguous[
     elif rows.n <= 128 and not wide and not aligned:
         tile[dtype, finish, 128, 32, 4, 8, width=1](y, x, rows, ctx)
     elif vectors <= 8 and aligned and not wide:
-        tile[dtype, finish, 128, 2, 4, 8](y, x, rows, ctx)
+        tile[dtype, finish, 128, 4, 2, 8](y, x, rows, ctx)  # - / 1.00
     elif vectors <= 16 and not aligned and not wide:
         tile[dtype, finish, 128, 8, 2, 12](y, x, rows, ctx)
     elif vectors <= 16:
-        tile[dtype, finish, 128, 4, 4, 8](y, x, rows, ctx)
+        tile[dtype, finish, 128, 8, 2, 8](y, x, rows, ctx)  # 0.99 / 0.99
     elif vectors <= 32:
-        tile[dtype, finish, 128, 8, 4, 8](y, x, rows, ctx)  # 0.98 / 0.99
+        tile[dtype, finish, 128, 16, 2, 8](y, x, rows, ctx)  # 0.98 / 0.99
     elif vectors <= 64:
-        tile[dtype, finish, 128, 16, 4, 8](y, x, rows, ctx)  # 0.99 / -
+        comptime if wide:
+            tile[dtype, finish, 128, 16, 4, 8](y, x, rows, ctx)  # 0.98
+        else:
+            tile[dtype, finish, 128, 32, 2, 8](y, x, rows, ctx)  # 0.99
     elif vectors <= 128:
-        tile[dtype, finish, 128, 32, 4, 8](y, x, rows, ctx)  # - / 1.00
+        tile[dtype, finish, 64, 32, 4, 16](y, x, rows, ctx)  # 0.99 / 0.99
     elif vectors <= 256:
         tile[dtype, finish, 64, 64, 4, 24](y, x, rows, ctx)  # 1.00 / 1.00
     elif vectors <= 384:
@@ -138,9 +141,10 @@ def _clustered[
     comptime room = _room(5, 4, slots)
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= PORTABLE_BLOCKS * room:
-        # Blocks work best at 8 to 11 vectors a thread. Few rows would be faster over more of the GPU, but the bits of a
-        # row may not depend on how many others there are.
-        var blocks = min(ceildiv(vectors, min(2740, room)), PORTABLE_BLOCKS)
+        # Blocks work best at 8 to 11 vectors a thread, of 16 bits at 8. Few rows would be faster over more of the GPU, but
+        # the bits of a row may not depend on how many others there are.
+        comptime best = 2740 if size_of[dtype]() > 2 else 2100
+        var blocks = min(ceildiv(vectors, min(best, room)), PORTABLE_BLOCKS)
         if vectors <= min(3300, room):
             tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, ctx)  # 0.97
         else:

@@ -1,7 +1,7 @@
-"""Logits that are computed as they are read, on the GPU: once where a row fits in the registers of a block.
+"""Logits that are computed as they are read, on the GPU: once where a row fits in the registers of a cluster.
 
-Whatever MAX fused into the input is computed in the load, and nothing of it is in memory. What a block has no registers
-for is computed again for the probabilities.
+Whatever MAX fused into the input is computed in the load, and nothing of it is in memory. What there are no registers for
+is computed again for the probabilities.
 """
 
 from std.bit import next_power_of_two
@@ -17,12 +17,14 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion
 
 from ..logits import Logits
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Target
+from .cluster import PORTABLE_BLOCKS
+from .fused_tile import fused_tile_kernel
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 from .warp_reduction import pair_reduce
@@ -67,11 +69,64 @@ def fused[
         sink: The additional logits, one a row.
         ctx: The GPU and its stream.
     """
+    comptime gpu = DeviceContext.default_device_info
+    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
     comptime width = VECTOR_BYTES // size_of[out_dtype]()
     var rows = x.rows()
 
     @inline(.always)
-    def launch[block_size: Int, vectors: Int, width: Int]() raises {imm}:
+    def tile[
+        block_size: Int,
+        team: Int,
+        vectors: Int,
+        width: Int,
+        clustered: Bool = False,
+    ]() raises {imm}:
+        comptime kernel = fused_tile_kernel[
+            Fusion,
+            Sink,
+            in_dtype,
+            out_dtype,
+            rank,
+            axis,
+            causal,
+            masked,
+            has_sink,
+            block_size,
+            team,
+            vectors,
+            clustered,
+            width,
+        ]
+        comptime if clustered:
+            var blocks = ceildiv(rows.n, block_size * vectors * width)
+            # Whole lines of memory, so that no two blocks write to one.
+            var share = ceildiv(rows.n, blocks * 8 * width) * 8 * width
+            ctx.enqueue_function[kernel](
+                y,
+                x,
+                sink,
+                Int64(rows.count()),
+                Int64(rows.n),
+                Int64(share),
+                grid_dim=rows.count() * blocks,
+                block_dim=block_size,
+                cluster_dim=Dim(blocks, 1, 1),
+            )
+        else:
+            ctx.enqueue_function[kernel](
+                y,
+                x,
+                sink,
+                Int64(rows.count()),
+                Int64(rows.n),
+                Int64(rows.n),
+                grid_dim=ceildiv(rows.count(), block_size // team),
+                block_dim=block_size,
+            )
+
+    @inline(.always)
+    def long[block_size: Int, width: Int]() raises {imm}:
         ctx.enqueue_function[
             rows_kernel[
                 Fusion,
@@ -84,7 +139,7 @@ def fused[
                 masked,
                 has_sink,
                 block_size,
-                vectors,
+                8,
                 width,
             ]
         ](
@@ -98,13 +153,57 @@ def fused[
         )
 
     @inline(.always)
-    def sized[width: Int]() raises {imm}:
-        if rows.n <= WARP_SIZE * 4 * width:
-            launch[WARP_SIZE, 4, width]()
-        elif rows.n <= 128 * 8 * width:
-            launch[128, 8, width]()
+    def in_vectors() raises {imm}:
+        """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are.
+        """
+        # Registers for so many logits leave room for enough threads.
+        comptime most = 32 // width
+        var vectors = rows.n // width
+        if vectors <= 16:
+            tile[128, 4, 4, width]()
+        elif vectors <= 32:
+            tile[128, 8, 4, width]()
+        elif vectors <= 64:
+            tile[128, 16, 4, width]()
+        elif vectors <= 128:
+            tile[128, 32, 4, width]()
+        elif vectors <= 256:
+            tile[64, 64, 4, width]()
+        elif vectors <= 512:
+            tile[128, 128, 4, width]()
+        elif vectors <= 1024:
+            tile[256, 256, 4, width]()
+        elif vectors <= 2048:
+            tile[512, 512, 4, width]()
+        elif vectors <= 512 * most:
+            tile[512, 512, most, width]()
         else:
-            launch[512, 8, width]()
+            comptime if has_clusters:
+                if vectors <= PORTABLE_BLOCKS * 512 * most:
+                    tile[512, 512, most, width, True]()
+                    return
+                elif vectors <= PORTABLE_BLOCKS * 1024 * most:
+                    tile[1024, 1024, most, width, True]()
+                    return
+            long[512, width]()
+
+    @inline(.always)
+    def in_elements() raises {imm}:
+        """Rows of any length."""
+        if rows.n <= 32:
+            tile[128, 4, 8, 1]()
+        elif rows.n <= 256:
+            tile[128, 32, 8, 1]()
+        elif rows.n <= 1024:
+            tile[128, 128, 8, 1]()
+        elif rows.n <= 4096:
+            tile[512, 512, 8, 1]()
+        else:
+            comptime if has_clusters:
+                if rows.n <= PORTABLE_BLOCKS * 512 * 16:
+                    tile[512, 512, 16, 1, True]()
+                    return
+            long[512, 1]()
 
     comptime if axis != rank - 1:
         var columns = min(32, next_power_of_two(rows.inner))
@@ -132,14 +231,14 @@ def fused[
             grid_dim=min(rows.outer * ceildiv(rows.inner, columns), MAX_GRID),
             block_dim=COLUMNS_BLOCK_SIZE,
         )
-    elif width == 1:
-        sized[1]()
+    elif in_dtype == DType.float64:
+        # Not worth kernels of its own.
+        long[512, 1]()
     else:
-        # As in MAX's own elementwise kernels, whose loads these are: rows of whole vectors are aligned.
         if rows.n % width == 0:
-            sized[width]()
+            in_vectors()
         else:
-            sized[1]()
+            in_elements()
 
 
 @__llvm_metadata(

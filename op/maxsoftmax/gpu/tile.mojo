@@ -156,7 +156,7 @@ def tile_kernel[
         team_reduce[team, total](
             sums,
             thread,
-            _in_unit[quick](sum.collapse().value, scale)
+            in_unit[quick](sum.collapse().value, scale)
             + (scale.exp(edges).reduce_add() if width > 1 else 0),
         ),
     )
@@ -216,10 +216,18 @@ def tile_kernel[
 
 
 @inline(.always)
-def _in_unit[
+def in_unit[
     exact: Bool, //, quick: Bool
 ](sum: Float32, scale: Scale[exact]) -> Float32:
     """Returns a sum in the unit of `scale`, where `quick` exponentials are in that of its maximum.
+
+    Parameters:
+        exact: Of the scale.
+        quick: Whether it is not in that unit already.
+
+    Args:
+        sum: Of exponentials.
+        scale: The scale.
     """
     comptime if quick:
         return sum * scale.exp(scale.m)

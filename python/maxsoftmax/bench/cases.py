@@ -17,6 +17,8 @@ class Op(NamedTuple):
     writes: int
     losses: bool = False
     """Whether it takes targets, one a row, and has the mean loss as its first result."""
+    queries: bool = False
+    """Whether rows are those of queries, which see the keys up to their own place: the last axis of two or more."""
 
 
 OPS = {
@@ -26,8 +28,14 @@ OPS = {
     "cross_entropy": Op(1, 0, losses=True),
     # The loss and then the gradient of the logits, which needs the sum of a row before it can begin.
     "cross_entropy_gradient": Op(2, 1, losses=True),
+    # What attention does to its scores first, as a graph or a program says it in elementwise ops.
+    "scaled_softmax": Op(1, 1),
+    "causal_softmax": Op(1, 1, queries=True),
 }
 """The ops by name."""
+
+SCALE = 0.125
+"""What "scaled_softmax" multiplies logits by."""
 
 
 class Case(NamedTuple):
@@ -58,6 +66,11 @@ class Case(NamedTuple):
     def place(self) -> int:
         """The axis, counted from 0."""
         return self.axis % len(self.shape)
+
+    @property
+    def like(self) -> Case:
+        """What all cases are that one graph with symbolic dimensions computes."""
+        return self._replace(shape=(1,) * len(self.shape), axis=self.place)
 
     def __str__(self) -> str:
         along = "" if self.place == len(self.shape) - 1 else f", axis {self.place}"
@@ -159,6 +172,17 @@ SUITES = {
             Case((512, 50257), op="cross_entropy"),
             Case((512, 50257), op="cross_entropy_gradient"),
         ),
+    ),
+    "attention": Suite(
+        "Attention scores, scaled or masked by the graph",
+        "gpu",
+        tuple(
+            Case(shape, dtype, op=op)
+            for op in ("scaled_softmax", "causal_softmax")
+            for shape in (*((16, n, n) for n in (1024, 1023, 2048, 4096)), (4, 4096, 16384), (1, 2048, 50257))
+            for dtype in _BOTH
+        ),
+        host=tuple(Case((4, n, n), op=op) for op in ("scaled_softmax", "causal_softmax") for n in (512, 1024)),
     ),
     "cpu": Suite(
         "What fits a processor",

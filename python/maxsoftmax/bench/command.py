@@ -70,9 +70,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     bench.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: all cores)")
     bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
-    bench.add_argument(
-        "--resume", action="store_true", help="keep the cases that the FILE of --json has whole, and measure the others"
-    )
+    bench.add_argument("--resume", action="store_true", help="keep what is in the FILE of --json, and measure the rest")
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="where the chart goes: .svg or .png, or both without a suffix"
     )
@@ -159,6 +157,11 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
                     f"--op {options.op} takes rows and classes, such as 8192x50257, not {'x'.join(map(str, shape))} "
                     f"along axis {options.axis}"
                 )
+            if OPS[options.op].queries and (len(shape) < 2 or place != len(shape) - 1):
+                raise ValueError(
+                    f"--op {options.op} takes queries and keys, such as 16x1024x1024, not {'x'.join(map(str, shape))} "
+                    f"along axis {options.axis}"
+                )
         cases = tuple(
             dict.fromkeys(Case(shape, dtype, options.axis, options.op) for shape in shapes for dtype in dtypes)
         )
@@ -230,7 +233,7 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
     log = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
-        task = progress.add_task(name, total=len(cases) * len(ways))
+        task = progress.add_task(f"{name}: getting ready", total=len(cases) * len(ways))
 
         def advance(case: Case, entry: Entry) -> None:
             if keep and bench.results.records and entry == ways[0]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from maxsoftmax.bench.cases import SCALE
+
 RUNNING_SUM = 1e-7
 """What `mean_loss` itself may be off by, of very short rows."""
 
@@ -34,6 +36,17 @@ def log_softmax(x: np.ndarray) -> Expected:
     below = x.max(axis=0) - x
     log_sum = np.log(np.exp(-below).sum(axis=0))
     return Expected(-below - log_sum, 1 + below + log_sum, np.zeros_like(x))
+
+
+def scaled_softmax(x: np.ndarray) -> Expected:
+    """Returns softmax of the scaled columns of a matrix."""
+    return softmax(x * SCALE)
+
+
+def causal_softmax(x: np.ndarray, query: int) -> Expected:
+    """Returns softmax of one row of scores, a matrix of one column, of the keys up to the query's own place."""
+    seen = np.arange(len(x))[:, None] <= query
+    return softmax(np.where(seen, x, -np.inf))
 
 
 def softmax_backward(y: np.ndarray, dy: np.ndarray) -> Expected:

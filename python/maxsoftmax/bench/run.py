@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import platform
 import shlex
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from max.driver import Device
+from max.dtype import DType
 
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.clock import DeviceClock, HostClock
@@ -39,7 +42,7 @@ class Bench:
         self.threads = threads
         self.providers: dict[str, Provider | str] = {}
         """Each that took part so far, or why it could not."""
-        self._done: set[Case] = set()
+        self._done: set[tuple[Case, Entry]] = set()
         versions = {
             "python": platform.python_version(),
             "max": distribution_version("max", "modular"),
@@ -54,7 +57,7 @@ class Bench:
         )
 
     def resume(self, earlier: Results, suite: str, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
-        """Takes over the cases that an earlier run came to the end of, which `run` then leaves out.
+        """Takes over what an earlier run measured, which `run` then leaves out.
 
         Raises:
             ValueError: If that was on another device, or with other versions.
@@ -68,20 +71,29 @@ class Bench:
             if then.get(what, "missing") != value:
                 raise ValueError(f"cannot resume a run whose {what} was {then.get(what, 'missing')}, not {value}")
         now.date = earlier.date
-        for case in cases:
-            found = {Entry(r.provider, r.algorithm, r.block_size, r.unroll): r for r in _of(earlier, suite, case)}
-            if found.keys() >= set(entries):
-                now.records += [found[entry] for entry in entries]
-                self._done.add(case)
+        found = {_way(r): r for r in earlier.records if r.suite == suite}
+        for way in itertools.product(cases, entries):
+            if way in found:
+                now.records.append(found[way])
+                self._done.add(way)
 
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
-        for case in cases:
-            if case in self._done:
-                continue
-            for entry in entries:
+        ways = list(itertools.product(cases, entries))
+        missing = [way for way in ways if way not in self._done]
+        for name in dict.fromkeys(entry.provider for _, entry in missing):
+            provider = self._provider(name)
+            if not isinstance(provider, str):
+                # Who fails at it will fail again when it is measured, and say so there.
+                with contextlib.suppress(Exception):
+                    provider.foresee([(case, entry) for case, entry in missing if entry.provider == name])
+        try:
+            for case, entry in missing:
                 progress(case, entry)
                 self.results.records.append(self._measure(suite, case, entry))
+        finally:
+            if self._done:
+                self.results.records.sort(key=lambda r: ways.index(_way(r)))
 
     def _measure(self, suite: str, case: Case, entry: Entry) -> Record:
         provider = self._provider(entry.provider)
@@ -120,10 +132,10 @@ class Bench:
         return ""
 
 
-def _of(results: Results, suite: str, case: Case) -> list[Record]:
-    """Returns the records of a case."""
-    wanted = (suite, case.op, case.dtype.name, case.shape, case.axis)
-    return [r for r in results.records if (r.suite, r.op, r.dtype, r.shape, r.axis) == wanted]
+def _way(r: Record) -> tuple[Case, Entry]:
+    """Returns what a record is of."""
+    case = Case(r.shape, DType[r.dtype], r.axis, r.op)
+    return case, Entry(r.provider, r.algorithm, r.block_size, r.unroll)
 
 
 def usable_cores() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,6 +63,9 @@ class Provider(ABC):
         Raises:
             Unsupported: If the provider does not claim to compute this.
         """
+
+    def foresee(self, ways: Sequence[tuple[Case, Entry]]) -> None:  # noqa: B027
+        """Is told all that will be asked of `prepare`, before the first; what fails then may fail here."""
 
     def result(self, y: Any) -> Buffer:
         """Returns an output's memory."""

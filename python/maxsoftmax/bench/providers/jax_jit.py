@@ -10,7 +10,7 @@ import numpy as np
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
-from maxsoftmax.bench.cases import OPS, Case, Entry
+from maxsoftmax.bench.cases import OPS, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 
 CHAIN = 32
@@ -66,6 +66,8 @@ class Jax(Provider):
         nn, axis = self.jax.nn, case.axis
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: nn.softmax(x, axis=axis),
+            "scaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis),
+            "causal_softmax": self._causal,
             "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
             "softmax_backward": lambda given: given[0] * (given[1] - (given[0] * given[1]).sum(axis, keepdims=True)),
             "cross_entropy": lambda given: self._loss(*given),
@@ -73,6 +75,10 @@ class Jax(Provider):
         }
         function: Callable[[Any], Any] = self.jax.jit(functions[case.op])
         return function
+
+    def _causal(self, x: Any) -> Any:
+        queries, keys = (self.jax.lax.iota(np.int32, size) for size in x.shape[-2:])
+        return self.jax.nn.softmax(self.jax.numpy.where(queries[:, None] >= keys, x, -np.inf), axis=-1)
 
     def _loss(self, x: Any, target: Any) -> Any:
         log_p = self.jax.nn.log_softmax(x, axis=-1)

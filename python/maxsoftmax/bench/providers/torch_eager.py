@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from max.driver import Buffer, Device
 
-from maxsoftmax.bench.cases import OPS, Case, Entry
+from maxsoftmax.bench.cases import OPS, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
 
 
@@ -45,8 +46,13 @@ class Torch(Provider):
     def _function(self, case: Case, loss: Callable[..., Any]) -> Callable[[Any], Any]:
         """Returns the function of the case's op, where `loss` computes the cross entropy of logits and targets."""
         torch, axis = self.torch, case.axis
+        if OPS[case.op].queries:
+            where = None if self.device.is_host else torch.device("cuda", self.device.id)
+            later = torch.ones(case.shape[-2:], dtype=torch.bool, device=where).triu(1)
+            return lambda x: torch.softmax(x.masked_fill(later, -math.inf), axis)
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: torch.softmax(x, axis),
+            "scaled_softmax": lambda x: torch.softmax(x * SCALE, axis),
             "log_softmax": lambda x: torch.log_softmax(x, axis),
             "softmax_backward": lambda given: torch.ops.aten._softmax_backward_data(
                 given[1], given[0], axis, given[0].dtype

@@ -1,0 +1,182 @@
+"""Logits that are computed as they are read, of rows that fit in registers: each is computed once, and nothing of it is in
+memory.
+
+It is `tile` with other loads: a team of threads, or the blocks of a cluster, has all of its row under way at once and keeps
+the exponentials in place of the logits.
+"""
+
+from std.memory import unsafe_stack_allocation
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_idx,
+    thread_idx,
+)
+from extensibility.managed_tensor_slice import InputFusion
+
+from ..exponential import Scale, quick_exp
+from ..logits import Logits
+from ..online import Sum
+from ..rows import Target
+from .cluster import Cluster, Pair
+from .team import greater, largest_lane, maximum, team_reduce, total
+from .tile import GROUP, add, in_unit
+
+
+def _resident(vectors: Int, width: Int) -> Int:
+    """Returns how many threads a multiprocessor is to hold, which bounds the registers of each.
+
+    Left alone, the assembler has more loads under way in half as many threads, of 8 vectors: 1.5 times as long at 8192
+    columns of float32.
+
+    Args:
+        vectors: Vectors that a thread keeps.
+        width: Elements a vector.
+    """
+    return 1280 if vectors * max(width, 4) <= 16 else 1024
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
+    `nvvm.minctasm`=SIMDLength(_resident(vectors, width) // block_size),
+)
+def fused_tile_kernel[
+    Fusion: InputFusion,
+    Sink: InputFusion,
+    in_dtype: DType,
+    out_dtype: DType,
+    rank: Int,
+    axis: Int,
+    causal: Bool,
+    masked: Bool,
+    has_sink: Bool,
+    block_size: Int,
+    team: Int,
+    vectors: Int,
+    clustered: Bool,
+    width: Int,
+](
+    y: Target[out_dtype],
+    x: Logits[Fusion, in_dtype, rank, axis, causal],
+    sink: Logits[Sink, in_dtype, rank, axis, False],
+    rows: Int64,
+    n: Int64,
+    share: Int64,
+):
+    """Writes the softmax of `rows` rows of `n` along the last axis, a team of threads for each.
+
+    Parameters:
+        Fusion: What computes the logits.
+        Sink: What computes the sinks.
+        in_dtype: Dtype of the logits, of 4 bytes or 2.
+        out_dtype: Dtype of the probabilities.
+        rank: Number of dimensions.
+        axis: The last axis.
+        causal: Whether rows end at the diagonal.
+        masked: Whether a row of nothing but -inf gives 0, not NaN.
+        has_sink: Whether there is one more logit a row, in the denominator only.
+        block_size: Threads a block.
+        team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
+        vectors: Vectors that a thread keeps in registers; `team * vectors` are no fewer than the team's share.
+        clustered: Whether the blocks of a cluster share a row.
+        width: Elements a vector, of which `n` is a multiple.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        sink: The additional logits.
+        rows: How many.
+        n: Length of each.
+        share: Elements of a row that a block takes, whole vectors.
+    """
+    comptime exact = size_of[in_dtype]() > 2 or has_sink
+    # Results of 16 bits need no better exponentials, but logits of 32 bits each their difference from the maximum.
+    comptime quick = exact and size_of[out_dtype]() <= 2
+    comptime Vector = SIMD[DType.float32, width]
+    comptime teams = block_size // team
+    comptime warps = max(1, team // WARP_SIZE)
+    comptime step = team * width
+    var maxima = unsafe_stack_allocation[
+        warps, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var sums = unsafe_stack_allocation[
+        warps, Float32, address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var cluster = Cluster[clustered]()
+    var index = cluster.index * teams + thread // team
+    var start = cluster.rank * Int(share)
+    var first = start + thread % team * width
+    var row = x.row(index, 0)
+    var end = min(Int(n), start + Int(share))
+    comptime if teams > 1:
+        if index >= Int(rows):
+            # Its threads only keep the others company at the barriers.
+            end = 0
+    var length = min(row.length, end)
+
+    var held = Array[Vector, vectors](fill=Vector(neg_inf[DType.float32]()))
+    comptime for j in range(vectors):
+        if first + j * step < length:
+            held[j] = row.load[width, width](first + j * step).cast[
+                DType.float32
+            ]()
+    var largest = held[0]
+    comptime for j in range(1, vectors):
+        largest = maximum(largest, held[j])
+    var m = team_reduce[team, greater](maxima, thread, largest_lane(largest))
+    var scale = Scale[exact](m)
+    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
+    var sum = Sum[DType.float32, width]()
+    comptime for i in range(0, vectors, GROUP):
+        var terms = Vector(0)
+        comptime for j in range(i, min(i + GROUP, vectors)):
+            # The same way for all of a team: rows may be much shorter than what it has room for.
+            if start + j * step < length:
+                comptime if quick:
+                    held[j] = quick_exp(held[j], scale.m)
+                else:
+                    held[j] = scale.exp(held[j])
+                terms += held[j]
+            else:
+                held[j] = 0
+        add[exact](sum, terms)
+    var d = team_reduce[team, total](sums, thread, sum.collapse().value)
+
+    # What the exponentials are to be multiplied by to be in the unit that the sum is in, or the lowered one.
+    var rest = Float32(1)
+    var pair = Pair(m, d)
+    comptime if clustered or has_sink:
+        pair = Pair(m, in_unit[quick](d, scale))
+        comptime if clustered:
+            pair = cluster.merge[exact](pair)
+        comptime if has_sink:
+            var logit = neg_inf[DType.float32]()
+            if index < Int(rows):
+                logit = sink.row(index, 0).load[1](0)[0].cast[DType.float32]()
+            var larger = Scale[exact](maximum(pair.m, logit))
+            pair = Pair(
+                maximum(pair.m, logit),
+                pair.sum_over(larger) + larger.exp(logit),
+            )
+        var of_row = Scale[exact](pair.m)
+        comptime if exact:
+            rest = in_unit[quick](scale.over_lowered(of_row), scale)
+        else:
+            rest = scale.over(of_row)
+        if m == neg_inf[DType.float32]():
+            rest = 0
+    var factor = pair.reciprocal[exact and (clustered or has_sink)]()
+    comptime if masked:
+        if pair.m == neg_inf[DType.float32]():
+            # All exponentials are as good as 0, and nothing is left of them.
+            factor = 0
+    var target = y.unsafe_offset(index * Int(n))
+    comptime for j in range(vectors):
+        if first + j * step < end:
+            target.unsafe_store[alignment=width * size_of[out_dtype]()](
+                first + j * step, (held[j] * rest * factor).cast[out_dtype]()
+            )
