@@ -6,8 +6,11 @@ import maxsoftmax
 import ml_dtypes
 import numpy as np
 import pytest
+from max.driver import Buffer
 from max.dtype import DType
+from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
+from max.graph import ops as max_ops
 from maxsoftmax import runtime
 from maxsoftmax.nn import Softmax
 
@@ -117,6 +120,26 @@ def test_rows_of_16_bits_with_a_sink_around_every_edge(device, beyond):
         options["mask"] = logits((2, 1, 2, keys), np.float16, seed=5)
         y = maxsoftmax.softmax(x, device=device, **options).astype(np.float64)
         np.testing.assert_allclose(y, attention(x, **options), rtol=8.1e-3, atol=1e-35, err_msg=str(keys))
+
+
+def test_a_mask_that_the_graph_computes_by_broadcasting(device):
+    where = runtime.device(device)
+    place = DeviceRef.from_device(where)
+
+    def masked(x):
+        queries, keys = (
+            max_ops.range(0, n, 1, out_dim=n, dtype=DType.int32, device=place) for n in (x.shape[-2], x.shape[-1])
+        )
+        return maxsoftmax.ops.softmax(x, mask=max_ops.unsqueeze(queries, 1) >= keys)
+
+    kind = TensorType(DType.float32, ("heads", "queries", "keys"), place)
+    graph = Graph("masked", masked, [kind], custom_extensions=[maxsoftmax.extension()])
+    model = InferenceSession(devices=[where]).load(graph)
+    for shape in [(2, 6, 40), (3, 40, 6), (0, 3, 4), (2, 0, 4)]:
+        x = logits(shape)
+        (y,) = model.execute(Buffer.from_numpy(x).to(where))
+        expected = attention(x, mask=np.tri(*shape[1:], dtype=bool)) if x.size else x
+        np.testing.assert_allclose(y.to(runtime.device("cpu")).to_numpy(), expected, rtol=4e-6, atol=1e-30)
 
 
 def test_nan_is_not_hidden_by_a_mask_that_keeps_it(device):

@@ -148,6 +148,39 @@ struct SinkSoftmax:
         )
 
 
+@compiler.register("in_memory")
+struct InMemory:
+    """The op `in_memory`: its input, computed before whoever reads its output.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+
+        Args:
+            y: A copy of `x`.
+            x: Anything.
+            ctx: The device.
+        """
+        var size = x.shape().flattened_length()
+        if size == 0:
+            return
+        comptime if is_cpu[target]():
+            for i in range(size):
+                _target(y)[unsafe_offset=i] = _source(x)[unsafe_offset=i]
+        else:
+            gpu.copy(_target(y), _source(x), size, ctx)
+
+
 @compiler.register("log_softmax")
 struct LogSoftmax:
     """The op `log_softmax`: (x - max x) - ln Σ exp(x - max x) along one axis.

@@ -422,7 +422,8 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool = 
         return None
     if forms.is_number(value):
         return max_ops.constant(float(value), accumulator(x.dtype), x.device)
-    if isinstance(value, np.ndarray):
+    constant = isinstance(value, np.ndarray)
+    if constant:
         value = max_ops.constant(value, DType.from_numpy(value.dtype), x.device)
     try:
         operand = TensorValue(value)
@@ -434,6 +435,9 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool = 
     forms.check_shape(name, operand.shape, whole)
     if operand.device != x.device:
         raise ValueError(f"{name} is on {operand.device}, but must be on {x.device}, where x is")
+    if not constant and not _is_input(operand) and list(operand.shape) != list(whole):
+        # MAX 26.7 gets wrong what it fuses of a broadcast, a comparison and another broadcast: a mask of positions.
+        (operand,) = _call("in_memory", [operand], [operand.type], {})
     return operand
 
 
