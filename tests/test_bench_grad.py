@@ -313,7 +313,8 @@ def test_every_peer_computes_it_or_says_why_not(name, op):
             assert (found.status, found.note) == ("ok", "")
 
 
-@pytest.mark.parametrize("op", RELATIVES)
+# Graphs of their own, ours and MAX's: a minute.
+@pytest.mark.parametrize("op", [pytest.param(op, marks=[pytest.mark.slow] * (op in ATTENTION)) for op in RELATIVES])
 def test_ours_computes_it(op, device):
     bench = Bench(runtime.device(device), ["maxsoftmax", "bench", "grad"], 1)
     cases = [case(op, (3, 6, 40) if op in ATTENTION else (6, 40))]
