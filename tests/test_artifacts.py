@@ -108,7 +108,12 @@ def test_a_damaged_model_is_compiled_anew(folder):
 def test_one_model_is_compiled_when_it_is_wanted(monkeypatch):
     monkeypatch.setattr(artifacts, "load_all", lambda *_: pytest.fail("compiled"))
     runtime.prepare([])
-    runtime.prepare([runtime.Signature(runtime.device("cpu"), maxsoftmax.arguments.DTYPES[0], True, "naive")] * 2)
+    signatures = [
+        runtime.Signature(runtime.device("cpu"), dtype, True, "naive") for dtype in maxsoftmax.arguments.DTYPES
+    ]
+    runtime.prepare(signatures[:1] * 2)
+    monkeypatch.setenv(artifacts.VARIABLE, "ahead")
+    runtime.prepare(signatures)
 
 
 def test_a_model_that_max_refuses_is_compiled_anew(folder):

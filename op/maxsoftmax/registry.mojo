@@ -6,7 +6,7 @@ from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
-from std.memory import bitcast
+from std.memory import bitcast, unsafe_memcpy
 from std.utils import IndexList
 
 from . import cpu, fused, gpu
@@ -175,8 +175,7 @@ struct InMemory:
         if size == 0:
             return
         comptime if is_cpu[target]():
-            for i in range(size):
-                _target(y)[unsafe_offset=i] = _source(x)[unsafe_offset=i]
+            unsafe_memcpy(dest=_target(y), src=_source(x), count=size)
         else:
             gpu.copy(_target(y), _source(x), size, ctx)
 

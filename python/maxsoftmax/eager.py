@@ -240,8 +240,8 @@ def _learn(key: tuple[Any, ...], x: np.ndarray, axes: tuple[int, ...], kernel: K
         rows = Rows.of(x.shape, axes)
         if len(_shortcuts) >= MOST_SHORTCUTS:
             _shortcuts.clear()
-        signature = _signature(kernel, DType.from_numpy(x.dtype), rows)
-        _shortcuts[key] = Shortcut(runtime.model(signature, rows.n), rows.shape)
+        wanted = signature(kernel, DType.from_numpy(x.dtype), rows)
+        _shortcuts[key] = Shortcut(runtime.model(wanted, rows.n), rows.shape)
 
 
 def are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:
@@ -293,16 +293,16 @@ def _of_bits(bits: np.ndarray, dtype: DType, axes: tuple[int, ...], kernel: Kern
 def _of_buffer(buffer: Buffer, rows: Rows, kernel: Kernel) -> Buffer:
     """Returns softmax of a contiguous buffer, on the buffer's device."""
     check_dtype(buffer.dtype)
-    signature = _signature(kernel, buffer.dtype, rows)
+    wanted = signature(kernel, buffer.dtype, rows)
     shape = tuple(buffer.shape)
     if buffer.num_elements == 0:
         return Buffer(buffer.dtype, shape, buffer.device)
-    model = runtime.model(signature, rows.n)
+    model = runtime.model(wanted, rows.n)
     result = model.execute(buffer.view(buffer.dtype, rows.shape).to(kernel.device))[0]
     return result.view(buffer.dtype, shape).to(buffer.device)
 
 
-def _signature(kernel: Kernel, dtype: DType, rows: Rows) -> runtime.Signature:
+def signature(kernel: Kernel, dtype: DType, rows: Rows) -> runtime.Signature:
     """Returns which model computes it; refuses choices that the kernel does not leave."""
     algorithm = check_algorithm(kernel.algorithm, kernel.device.label)
     choice = tuning.choice(kernel.device, algorithm, dtype, kernel.block_size, kernel.unroll)

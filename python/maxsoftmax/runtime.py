@@ -131,8 +131,10 @@ def model(signature: Signature, n: int) -> Model:
 def prepare(signatures: Iterable[Signature]) -> None:
     """Has models ready for `model`, all of one device: compiled together, each further one takes a tenth of the first.
 
-    Those that earlier processes compiled together are loaded.
+    Those that earlier processes compiled together are loaded. What was compiled ahead of time is left to `model`.
     """
+    if artifacts.folder():
+        return
     with _compiling:
         missing = [signature for signature in dict.fromkeys(signatures) if signature not in _models]
         if len(missing) < 2:

@@ -12,7 +12,7 @@ from .backward_tile import (
     backward_tile,
     backward_tile_cluster,
 )
-from .cluster import PORTABLE_BLOCKS
+from .cluster import PORTABLE_BLOCKS, has_clusters
 from .stripe import VECTOR_BYTES
 
 
@@ -60,7 +60,6 @@ def _contiguous[
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
     comptime width = VECTOR_BYTES // size_of[dtype]()
-    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
     # As in `choose`.
     comptime slots = (
         gpu.shared_memory_per_multiprocessor - 16 * 1024
@@ -143,7 +142,7 @@ def _contiguous[
     elif vectors <= 2048:
         backward_tile[dtype, log, 256, 256, 8, 2](dx, y, dy, rows, ctx)
     else:
-        comptime if has_clusters:
+        comptime if has_clusters():
             if vectors <= PORTABLE_BLOCKS * room:
                 var blocks = min(ceildiv(vectors, 1400), PORTABLE_BLOCKS)
                 backward_tile_cluster[dtype, log, 256, 3, 3](

@@ -10,7 +10,7 @@ from max.gpu.host import DeviceContext
 
 from ..finish import Finish
 from ..rows import Rows, Source, Target
-from .cluster import PORTABLE_BLOCKS
+from .cluster import PORTABLE_BLOCKS, has_clusters
 from .column_grid import column_grid
 from .column_tile import column_room, column_tile, column_tile_cluster
 from .columns import columns
@@ -122,7 +122,7 @@ def _contiguous[
     elif finish == Finish.PAIR:
         grid[dtype, finish](y, x, rows, gpu.sm_count, ctx)
     else:
-        comptime if gpu.api == "cuda" and gpu.compute >= 9.0:
+        comptime if has_clusters():
             _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, ctx)
         else:
             _unclustered[dtype, finish, slots](y, x, rows, gpu.sm_count, ctx)
@@ -210,10 +210,9 @@ def _column_vectors[
     """Columns that can be taken by the vector. The figures are of float32."""
     comptime gpu = DeviceContext.default_device_info
     comptime shared = gpu.shared_memory_per_multiprocessor
-    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
-    comptime room = column_room[dtype](8, 3, 4, has_clusters, shared)
-    comptime wide = column_room[dtype](8, 16, 2, has_clusters, shared)
-    comptime tall = column_room[dtype](4, 16, 2, has_clusters, shared)
+    comptime room = column_room[dtype](8, 3, 4, has_clusters(), shared)
+    comptime wide = column_room[dtype](8, 16, 2, has_clusters(), shared)
+    comptime tall = column_room[dtype](4, 16, 2, has_clusters(), shared)
     if rows.n <= 4:
         column_tile[dtype, finish, 256, 4, 4](y, x, rows, ctx)
     elif rows.n <= 16:
@@ -223,7 +222,7 @@ def _column_vectors[
     elif rows.n <= 128:
         column_tile[dtype, finish, 8, 4, 4](y, x, rows, ctx)  # 0.94
     else:
-        comptime if has_clusters:
+        comptime if has_clusters():
             if rows.n <= room:
                 column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, ctx)
             elif rows.n <= PORTABLE_BLOCKS * room:
@@ -257,15 +256,14 @@ def _column_elements[
 ](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
     """Columns that have to be taken one by one."""
     comptime gpu = DeviceContext.default_device_info
-    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
     if rows.n <= 8:
         column_tile[dtype, finish, 256, 8, 6, width=1](y, x, rows, ctx)  # 0.98
     elif rows.n <= 64:
         column_tile[dtype, finish, 64, 16, 4, width=1](y, x, rows, ctx)  # 0.63
     elif rows.n <= 128:
         column_tile[dtype, finish, 32, 16, 4, width=1](y, x, rows, ctx)
-    elif has_clusters and rows.n <= 128 * PORTABLE_BLOCKS:
-        comptime if has_clusters:
+    elif has_clusters() and rows.n <= 128 * PORTABLE_BLOCKS:
+        comptime if has_clusters():
             column_tile_cluster[dtype, finish, 32, 16, 4, False, 1](
                 y, x, rows, ceildiv(rows.n, 128), ctx
             )

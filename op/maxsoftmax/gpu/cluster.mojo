@@ -8,6 +8,7 @@ from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
 from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
 
 from ..exponential import ROOM, Scale, quotient
 from .team import greater, total
@@ -16,6 +17,12 @@ from .warp_reduction import lanes_reduce
 
 comptime PORTABLE_BLOCKS = 8
 """Blocks a cluster at most, on every GPU that has clusters."""
+
+
+def has_clusters() -> Bool:
+    """Returns whether the GPU that is compiled for has clusters."""
+    comptime gpu = DeviceContext.default_device_info
+    return gpu.api == "cuda" and gpu.compute >= 9.0
 
 
 struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):

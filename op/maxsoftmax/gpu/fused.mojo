@@ -12,7 +12,6 @@ from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
-    WARP_SIZE,
     block_idx,
     grid_dim,
     thread_idx,
@@ -23,14 +22,14 @@ from extensibility.managed_tensor_slice import InputFusion
 from ..logits import Logits
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Target
-from .cluster import PORTABLE_BLOCKS
+from .cluster import PORTABLE_BLOCKS, has_clusters
 from .fused_tile import fused_tile_kernel
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 from .warp_reduction import pair_reduce
 
-comptime COLUMNS_BLOCK_SIZE = 512
-"""Threads a block along an axis that is not the last."""
+comptime BLOCK_SIZE = 512
+"""Threads a block where a row is read twice."""
 
 
 def fused[
@@ -69,8 +68,6 @@ def fused[
         sink: The additional logits, one a row.
         ctx: The GPU and its stream.
     """
-    comptime gpu = DeviceContext.default_device_info
-    comptime has_clusters = gpu.api == "cuda" and gpu.compute >= 9.0
     comptime width = VECTOR_BYTES // size_of[out_dtype]()
     var rows = x.rows()
 
@@ -126,7 +123,7 @@ def fused[
             )
 
     @inline(.always)
-    def long[block_size: Int, width: Int]() raises {imm}:
+    def long[width: Int]() raises {imm}:
         ctx.enqueue_function[
             rows_kernel[
                 Fusion,
@@ -138,7 +135,7 @@ def fused[
                 causal,
                 masked,
                 has_sink,
-                block_size,
+                BLOCK_SIZE,
                 8,
                 width,
             ]
@@ -149,7 +146,7 @@ def fused[
             Int64(rows.count()),
             Int64(rows.n),
             grid_dim=min(rows.count(), MAX_GRID),
-            block_dim=block_size,
+            block_dim=BLOCK_SIZE,
         )
 
     @inline(.always)
@@ -178,14 +175,14 @@ def fused[
         elif vectors <= 512 * most:
             tile[512, 512, most, width]()
         else:
-            comptime if has_clusters:
+            comptime if has_clusters():
                 if vectors <= PORTABLE_BLOCKS * 512 * most:
                     tile[512, 512, most, width, True]()
                     return
                 elif vectors <= PORTABLE_BLOCKS * 1024 * most:
                     tile[1024, 1024, most, width, True]()
                     return
-            long[512, width]()
+            long[width]()
 
     @inline(.always)
     def in_elements() raises {imm}:
@@ -199,11 +196,11 @@ def fused[
         elif rows.n <= 4096:
             tile[512, 512, 8, 1]()
         else:
-            comptime if has_clusters:
+            comptime if has_clusters():
                 if rows.n <= PORTABLE_BLOCKS * 512 * 16:
                     tile[512, 512, 16, 1, True]()
                     return
-            long[512, 1]()
+            long[1]()
 
     comptime if axis != rank - 1:
         var columns = min(32, next_power_of_two(rows.inner))
@@ -218,7 +215,7 @@ def fused[
                 causal,
                 masked,
                 has_sink,
-                COLUMNS_BLOCK_SIZE,
+                BLOCK_SIZE,
             ]
         ](
             y,
@@ -229,11 +226,11 @@ def fused[
             Int64(rows.inner),
             Int64(columns),
             grid_dim=min(rows.outer * ceildiv(rows.inner, columns), MAX_GRID),
-            block_dim=COLUMNS_BLOCK_SIZE,
+            block_dim=BLOCK_SIZE,
         )
     elif in_dtype == DType.float64:
         # Not worth kernels of its own.
-        long[512, 1]()
+        long[1]()
     else:
         if rows.n % width == 0:
             in_vectors()

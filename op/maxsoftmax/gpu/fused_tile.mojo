@@ -12,7 +12,6 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
     WARP_SIZE,
-    block_idx,
     thread_idx,
 )
 from extensibility.managed_tensor_slice import InputFusion

@@ -34,6 +34,9 @@ OPS = {
 }
 """The ops by name."""
 
+ATTENTION = ("scaled_softmax", "causal_softmax")
+"""The last of them."""
+
 SCALE = 0.125
 """What "scaled_softmax" multiplies logits by."""
 
@@ -178,11 +181,11 @@ SUITES = {
         "gpu",
         tuple(
             Case(shape, dtype, op=op)
-            for op in ("scaled_softmax", "causal_softmax")
+            for op in ATTENTION
             for shape in (*((16, n, n) for n in (1024, 1023, 2048, 4096)), (4, 4096, 16384), (1, 2048, 50257))
             for dtype in _BOTH
         ),
-        host=tuple(Case((4, n, n), op=op) for op in ("scaled_softmax", "causal_softmax") for n in (512, 1024)),
+        host=tuple(Case((4, n, n), op=op) for op in ATTENTION for n in (512, 1024)),
     ),
     "cpu": Suite(
         "What fits a processor",

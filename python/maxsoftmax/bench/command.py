@@ -151,17 +151,7 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
             raise ValueError(f"--shape replaces a suite: leave out {options.suite!r}")
         shapes, dtypes = options.shape, options.dtype or [DType.float32]
         for shape in shapes:
-            place = normalize_axis(options.axis, len(shape))
-            if OPS[options.op].losses and (len(shape), place) != (2, 1):
-                raise ValueError(
-                    f"--op {options.op} takes rows and classes, such as 8192x50257, not {'x'.join(map(str, shape))} "
-                    f"along axis {options.axis}"
-                )
-            if OPS[options.op].queries and (len(shape) < 2 or place != len(shape) - 1):
-                raise ValueError(
-                    f"--op {options.op} takes queries and keys, such as 16x1024x1024, not {'x'.join(map(str, shape))} "
-                    f"along axis {options.axis}"
-                )
+            _check_op(options.op, shape, options.axis)
         cases = tuple(
             dict.fromkeys(Case(shape, dtype, options.axis, options.op) for shape in shapes for dtype in dtypes)
         )
@@ -173,6 +163,18 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
     if device not in present and not options.device:
         raise ValueError(f"suite {name!r} is for a {device.upper()}, and this machine has none: try 'cpu'")
     return name, SUITES[name], device
+
+
+def _check_op(op: str, shape: tuple[int, ...], axis: int) -> None:
+    """Refuses a shape or an axis that an op is not made for."""
+    place = normalize_axis(axis, len(shape))
+    if OPS[op].losses and (len(shape), place) != (2, 1):
+        taken = "rows and classes, such as 8192x50257"
+    elif OPS[op].queries and (len(shape) < 2 or place != len(shape) - 1):
+        taken = "queries and keys, such as 16x1024x1024"
+    else:
+        return
+    raise ValueError(f"--op {op} takes {taken}, not {'x'.join(map(str, shape))} along axis {axis}")
 
 
 def _ways(options: argparse.Namespace, suite: Suite, device: str) -> list[Entry]:

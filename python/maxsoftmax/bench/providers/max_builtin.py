@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 
-from maxsoftmax.bench.cases import SCALE, Case, Entry
+from maxsoftmax.bench.cases import ATTENTION, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
 from maxsoftmax.extension import distribution_version
 
@@ -21,7 +21,7 @@ class MaxBuiltin(Provider):
     """`max.graph.ops.softmax` and `logsoftmax`."""
 
     name = "max"
-    ops = ("softmax", "log_softmax", "scaled_softmax", "causal_softmax")
+    ops = ("softmax", "log_softmax", *ATTENTION)
 
     def version(self) -> str:
         """Returns MAX's version."""

@@ -10,11 +10,11 @@ from max.driver import Buffer
 from max.dtype import DType
 
 import maxsoftmax
-from maxsoftmax import runtime, tuning
-from maxsoftmax.bench.cases import OPS, Case, Entry
+from maxsoftmax import runtime
+from maxsoftmax.bench.cases import ATTENTION, OPS, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 from maxsoftmax.bench.providers.max_builtin import of_graph
-from maxsoftmax.eager import Rows
+from maxsoftmax.eager import Kernel, Rows, signature
 
 HOPELESS = 4e13
 """Elements read, twice each, from which `elementwise` takes too long: 2e13 take an H200 20 s."""
@@ -35,14 +35,13 @@ class MaxSoftmax(Provider):
         signatures = []
         for case, entry in ways:
             if case.op == "softmax":
-                rows, algorithm = Rows.of(case.shape, (case.place,)), entry.algorithm or "auto"
-                choice = tuning.choice(self.device, algorithm, case.dtype, entry.block_size, entry.unroll)
-                signatures.append(runtime.Signature(self.device, case.dtype, rows.contiguous, algorithm, *choice))
+                kernel = Kernel(self.device, entry.algorithm or "auto", entry.block_size, entry.unroll)
+                signatures.append(signature(kernel, case.dtype, Rows.of(case.shape, (case.place,))))
         runtime.prepare(signatures)
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the op's function, for softmax with the entry's choices."""
-        if case.op in ("scaled_softmax", "causal_softmax"):
+        if case.op in ATTENTION:
             return self._dropped_in(case.like)
         if case.op != "softmax":
             return self._relative(case)
