@@ -1,7 +1,7 @@
-"""Logits that are computed as they are read, on the GPU: once where a row fits in the registers of a cluster.
+"""Logits that are computed as they are read, on the GPU: once where a row fits on the chip.
 
-Whatever MAX fused into the input is computed in the load, and nothing of it is in memory. What there are no registers for
-is computed again for the probabilities.
+Whatever MAX fused into the input is computed in the load, and nothing of it is in memory. What there is no room for is
+computed again for the probabilities.
 """
 
 from std.bit import next_power_of_two
@@ -16,20 +16,23 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim
+from max.gpu.host import DeviceContext, Dim, FuncAttribute
 from extensibility.managed_tensor_slice import InputFusion
 
 from ..logits import Logits
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Target
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .fused_tile import fused_tile_kernel
+from .fused_tile import fused_tile_kernel, kept_dtype
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 from .warp_reduction import pair_reduce
 
 comptime BLOCK_SIZE = 512
 """Threads a block where a row is read twice."""
+
+comptime CLUSTER_BLOCK_SIZE = 256
+"""Threads a block where the blocks of a cluster share a row."""
 
 
 def fused[
@@ -77,50 +80,91 @@ def fused[
         team: Int,
         vectors: Int,
         width: Int,
-        clustered: Bool = False,
     ]() raises {imm}:
-        comptime kernel = fused_tile_kernel[
-            Fusion,
-            Sink,
-            in_dtype,
-            out_dtype,
-            rank,
-            axis,
-            causal,
-            masked,
-            has_sink,
-            block_size,
-            team,
-            vectors,
-            clustered,
-            width,
-        ]
-        comptime if clustered:
-            var blocks = ceildiv(rows.n, block_size * vectors * width)
-            # Whole lines of memory, so that no two blocks write to one.
-            var share = ceildiv(rows.n, blocks * 8 * width) * 8 * width
-            ctx.enqueue_function[kernel](
-                y,
-                x,
-                sink,
-                Int64(rows.count()),
-                Int64(rows.n),
-                Int64(share),
-                grid_dim=rows.count() * blocks,
-                block_dim=block_size,
-                cluster_dim=Dim(blocks, 1, 1),
-            )
-        else:
-            ctx.enqueue_function[kernel](
-                y,
-                x,
-                sink,
-                Int64(rows.count()),
-                Int64(rows.n),
-                Int64(rows.n),
-                grid_dim=ceildiv(rows.count(), block_size // team),
-                block_dim=block_size,
-            )
+        ctx.enqueue_function[
+            fused_tile_kernel[
+                Fusion,
+                Sink,
+                in_dtype,
+                out_dtype,
+                rank,
+                axis,
+                causal,
+                masked,
+                has_sink,
+                block_size,
+                team,
+                vectors,
+                False,
+                False,
+                width,
+            ]
+        ](
+            y,
+            x,
+            sink,
+            Int64(rows.count()),
+            Int64(rows.n),
+            Int64(rows.n),
+            grid_dim=ceildiv(rows.count(), block_size // team),
+            block_dim=block_size,
+        )
+
+    @inline(.always)
+    def cluster[vectors: Int, width: Int, slotted: Bool]() raises {imm} -> Bool:
+        """Launches the kernel with a cluster for each row, and returns whether a row fits in one.
+        """
+        comptime step = CLUSTER_BLOCK_SIZE * width
+        comptime slot = step * size_of[kept_dtype[in_dtype]()]()
+        comptime gpu = DeviceContext.default_device_info
+        # In half of a multiprocessor's shared memory, but for what the driver and the kernel itself take of it.
+        comptime slots = (
+            gpu.shared_memory_per_multiprocessor // 2 - 8 * 1024
+        ) // slot if slotted else 0
+        comptime room = (vectors + slots) * step
+        if rows.n > PORTABLE_BLOCKS * room:
+            return False
+        # As long as three blocks fit in a multiprocessor, fewer of them are faster.
+        comptime best = min(room, 20480 if size_of[in_dtype]() > 2 else 32768)
+        var blocks = min(ceildiv(rows.n, best), PORTABLE_BLOCKS)
+        # Whole lines of memory, so that no two blocks write to one.
+        comptime line = 8 * width
+        var share = ceildiv(rows.n, blocks * line) * line
+        var bytes = max(0, ceildiv(share, step) - vectors) * slot
+        ctx.enqueue_function[
+            fused_tile_kernel[
+                Fusion,
+                Sink,
+                in_dtype,
+                out_dtype,
+                rank,
+                axis,
+                causal,
+                masked,
+                has_sink,
+                CLUSTER_BLOCK_SIZE,
+                CLUSTER_BLOCK_SIZE,
+                vectors,
+                True,
+                slotted,
+                width,
+            ]
+        ](
+            y,
+            x,
+            sink,
+            Int64(rows.count()),
+            Int64(rows.n),
+            Int64(share),
+            grid_dim=rows.count() * blocks,
+            block_dim=CLUSTER_BLOCK_SIZE,
+            shared_mem_bytes=bytes,
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(bytes)
+            ),
+            cluster_dim=Dim(blocks, 1, 1),
+        )
+        return True
 
     @inline(.always)
     def long[width: Int]() raises {imm}:
@@ -172,15 +216,20 @@ def fused[
             tile[256, 256, 4, width]()
         elif vectors <= 2048:
             tile[512, 512, 4, width]()
-        elif vectors <= 512 * most:
-            tile[512, 512, most, width]()
+        elif most > 4 and vectors <= 3072:
+            comptime if most > 4:
+                tile[512, 512, 6, width]()
         else:
             comptime if has_clusters():
-                if vectors <= PORTABLE_BLOCKS * 512 * most:
-                    tile[512, 512, most, width, True]()
+                # H200, 65536 columns of float32: 295 µs (323 with slots), of bfloat16 169 (163).
+                comptime if size_of[in_dtype]() > 2:
+                    if cluster[most, width, False]():
+                        return
+                if cluster[most, width, True]():
                     return
-                elif vectors <= PORTABLE_BLOCKS * 1024 * most:
-                    tile[1024, 1024, most, width, True]()
+            else:
+                if vectors <= 512 * most:
+                    tile[512, 512, most, width]()
                     return
             long[width]()
 
@@ -197,8 +246,7 @@ def fused[
             tile[512, 512, 8, 1]()
         else:
             comptime if has_clusters():
-                if rows.n <= PORTABLE_BLOCKS * 512 * 16:
-                    tile[512, 512, 16, 1, True]()
+                if cluster[16, 1, True]():
                     return
             long[1]()
 

@@ -1,10 +1,11 @@
-"""Logits that are computed as they are read, of rows that fit in registers: each is computed once, and nothing of it is in
+"""Logits that are computed as they are read, of rows that fit on the chip: each is computed once, and nothing of it is in
 memory.
 
-It is `tile` with other loads: a team of threads, or the blocks of a cluster, has all of its row under way at once and keeps
-the exponentials in place of the logits.
+It is `tile` with other loads: a team of threads, or the blocks of a cluster, keeps what it computed until the sum is known,
+in registers and, of longer rows, in shared memory.
 """
 
+from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.sys import size_of
 from std.utils.numerics import neg_inf
@@ -21,26 +22,38 @@ from ..logits import Logits
 from ..online import Sum
 from ..rows import Target
 from .cluster import Cluster, Pair
+from .slots import Slots
 from .team import greater, largest_lane, maximum, team_reduce, total
 from .tile import GROUP, add, in_unit
 
 
-def _resident(vectors: Int, width: Int) -> Int:
+def kept_dtype[in_dtype: DType]() -> DType:
+    """Returns what is kept in shared memory: of logits of 16 bits themselves, of others the exponentials.
+    """
+    return DType.float32 if size_of[in_dtype]() > 2 else in_dtype
+
+
+def _resident(vectors: Int, width: Int, slotted: Bool) -> Int:
     """Returns how many threads a multiprocessor is to hold, which bounds the registers of each.
 
     Left alone, the assembler has more loads under way in half as many threads, of 8 vectors: 1.5 times as long at 8192
     columns of float32.
 
     Args:
-        vectors: Vectors that a thread keeps.
+        vectors: Vectors that a thread keeps in registers.
         width: Elements a vector.
+        slotted: Whether it keeps others elsewhere.
     """
+    if slotted:
+        return 768
     return 1280 if vectors * max(width, 4) <= 16 else 1024
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
-    `nvvm.minctasm`=SIMDLength(_resident(vectors, width) // block_size),
+    `nvvm.minctasm`=SIMDLength(
+        _resident(vectors, width, slotted) // block_size
+    ),
 )
 def fused_tile_kernel[
     Fusion: InputFusion,
@@ -56,6 +69,7 @@ def fused_tile_kernel[
     team: Int,
     vectors: Int,
     clustered: Bool,
+    slotted: Bool,
     width: Int,
 ](
     y: Target[out_dtype],
@@ -79,8 +93,10 @@ def fused_tile_kernel[
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
-        vectors: Vectors that a thread keeps in registers; `team * vectors` are no fewer than the team's share.
+        vectors: Vectors that a thread keeps in registers.
         clustered: Whether the blocks of a cluster share a row.
+        slotted: Whether what exceeds the registers is kept in shared memory; otherwise `team * vectors` are no fewer
+            than the team's share.
         width: Elements a vector, of which `n` is a multiple.
 
     Args:
@@ -98,6 +114,8 @@ def fused_tile_kernel[
     comptime teams = block_size // team
     comptime warps = max(1, team // WARP_SIZE)
     comptime step = team * width
+    comptime Kept = Slots[kept_dtype[in_dtype](), team, width]
+    comptime keeps = Kept.dtype == DType.float32
     var maxima = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
@@ -117,32 +135,62 @@ def fused_tile_kernel[
             end = 0
     var length = min(row.length, end)
 
-    var held = Array[Vector, vectors](fill=Vector(neg_inf[DType.float32]()))
-    comptime for j in range(vectors):
-        if first + j * step < length:
-            held[j] = row.load[width, width](first + j * step).cast[
+    @inline(.always)
+    def load(i: Int) {imm} -> Vector:
+        """Returns the thread's vector `i`, -inf where it has none."""
+        if first + i * step < length:
+            return row.load[width, width](first + i * step).cast[
                 DType.float32
             ]()
+        return Vector(neg_inf[DType.float32]())
+
+    var held = Array[Vector, vectors](fill=0)
+    comptime for j in range(vectors):
+        held[j] = load(j)
     var largest = held[0]
     comptime for j in range(1, vectors):
         largest = maximum(largest, held[j])
+    # Of which some threads may have nothing in the last.
+    var rounds = ceildiv(max(0, length - start), step)
+    var slots = Kept()
+    comptime if slotted:
+        for i in range(vectors, rounds, vectors):
+            # As many at a time as there are registers for, all under way at once.
+            var next = Array[Vector, vectors](fill=0)
+            comptime for j in range(vectors):
+                next[j] = load(i + j)
+            comptime for j in range(vectors):
+                if i + j < rounds:
+                    largest = maximum(largest, next[j])
+                    slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
     var m = team_reduce[team, greater](maxima, thread, largest_lane(largest))
     var scale = Scale[exact](m)
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
     var sum = Sum[DType.float32, width]()
+
+    @inline(.always)
+    def exponential(logits: Vector) {imm} -> Vector:
+        comptime if quick:
+            return quick_exp(logits, scale.m)
+        else:
+            return scale.exp(logits)
+
     comptime for i in range(0, vectors, GROUP):
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, vectors)):
             # The same way for all of a team: rows may be much shorter than what it has room for.
             if start + j * step < length:
-                comptime if quick:
-                    held[j] = quick_exp(held[j], scale.m)
-                else:
-                    held[j] = scale.exp(held[j])
+                held[j] = exponential(held[j])
                 terms += held[j]
             else:
                 held[j] = 0
         add[exact](sum, terms)
+    comptime if slotted:
+        for i in range(vectors, rounds):
+            var e = exponential(slots.take(i - vectors).cast[DType.float32]())
+            comptime if keeps:
+                slots.keep(i - vectors, e.cast[Kept.dtype]())
+            add[exact](sum, e)
     var d = team_reduce[team, total](sums, thread, sum.collapse().value)
 
     # What the exponentials are to be multiplied by to be in the unit that the sum is in, or the lowered one.
@@ -174,8 +222,23 @@ def fused_tile_kernel[
             # All exponentials are as good as 0, and nothing is left of them.
             factor = 0
     var target = y.unsafe_offset(index * Int(n))
-    comptime for j in range(vectors):
-        if first + j * step < end:
+
+    @inline(.always)
+    def store(i: Int, exponentials: Vector) {imm}:
+        if first + i * step < end:
             target.unsafe_store[alignment=width * size_of[out_dtype]()](
-                first + j * step, (held[j] * rest * factor).cast[out_dtype]()
+                first + i * step,
+                (exponentials * rest * factor).cast[out_dtype](),
             )
+
+    comptime for j in range(vectors):
+        store(j, held[j])
+    comptime if slotted:
+        for i in range(vectors, rounds):
+            var kept = slots.take(i - vectors).cast[DType.float32]()
+            comptime if keeps:
+                store(i, kept)
+            else:
+                store(i, exponential(kept))
+        for i in range(max(vectors, rounds), ceildiv(end - start, step)):
+            store(i, 0)

@@ -21,10 +21,11 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
     Parameters:
         dtype: Dtype of the vectors.
         team: Threads of a block that share a row.
-        width: Elements a vector, 16 bytes of them.
+        width: Elements a vector; 16 bytes of them, if they are to be fetched.
     """
 
     comptime P = Part[Self.dtype, Self.team, Self.width]
+    comptime alignment = min(VECTOR_BYTES, Self.P.bytes)
 
     var first: Shared[Scalar[Self.dtype]]
     """The thread's first slot."""
@@ -65,14 +66,14 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
     @inline(.always)
     def take(self, slot: Int) -> Self.P.Raw:
         """Returns what is in a slot."""
-        return self.first.unsafe_load[width=Self.width, alignment=VECTOR_BYTES](
-            Self.P.place(slot)
-        )
+        return self.first.unsafe_load[
+            width=Self.width, alignment=Self.alignment
+        ](Self.P.place(slot))
 
     @inline(.always)
     def keep(self, slot: Int, values: Self.P.Raw):
         """Puts `values` into a slot."""
-        self.first.unsafe_store[alignment=VECTOR_BYTES](
+        self.first.unsafe_store[alignment=Self.alignment](
             Self.P.place(slot), values
         )
 
