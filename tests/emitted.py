@@ -34,4 +34,6 @@ def emit(graph, device="cpu"):
         finally:
             session.debug.pre_jit = False
             session.debug.ir_output_dir = ""
-        return Emitted(next(Path(folder).glob("*.mojo")).read_text())
+        # Beside it may be what is computed once, when the model is loaded.
+        (path,) = (path for path in Path(folder).glob("*.mojo") if "_constant_subgraphs" not in path.stem)
+        return Emitted(path.read_text())

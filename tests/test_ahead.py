@@ -110,7 +110,8 @@ def test_a_model_for_one_length_is_for_that_length_only(folder):
     ("arguments", "message"),
     [
         (["--arch", "sm_80"], "--arch goes with --device gpu"),
-        (["--device", "gpu", "--arch", "x86"], "--arch 'x86' is not a GPU's architecture"),
+        (["--device", "gpu", "--arch", "x86"], "--arch 'x86' is not an architecture that Mojo knows: choose from gfx"),
+        (["--device", "gpu", "--arch", "sm_99"], "--arch 'sm_99' is not an architecture that Mojo knows"),
         (["--algorithm", "tree"], "algorithm 'tree'"),
     ],
 )

@@ -20,6 +20,7 @@ from maxsoftmax import runtime
         (np.zeros(3, complex), {}, TypeError, r"x has dtype complex128, but softmax takes float16"),
         (np.array(["a"]), {}, TypeError, r"x has dtype <U1"),
         (np.array([None]), {}, TypeError, r"x has dtype object"),
+        ([[1, 2], [3]], {}, ValueError, r"x is not an array, but a sequence of others that differ in shape"),
         (np.zeros(3, "V2"), {}, TypeError, r"x has dtype \|V2, .* view it as ml_dtypes.bfloat16"),
         (np.zeros(3, "M8[s]"), {}, TypeError, r"x has dtype datetime64"),
         (np.zeros(3, np.longdouble), {}, TypeError, r"x has dtype float128|x has dtype longdouble"),

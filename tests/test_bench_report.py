@@ -564,7 +564,7 @@ def test_an_interrupted_run_keeps_what_was_measured(provider, capsys):
     provider("mine", interrupted_at(1))
     assert bench(*SEVERAL, "--json", "x.json", "--plot", "x") == 130
     printed, message = capsys.readouterr()
-    assert message == "interrupted after 1 measurements\n"
+    assert message == "interrupted after 1 measurement\n"
     assert [row[0] for row in cells(printed)] == ["mine"]
     assert [(r.shape, r.status) for r in read("x.json").records] == [((2, 3), "ok")]
     assert sorted(os.listdir()) == ["x.json", "x.png", "x.svg"]
@@ -589,6 +589,17 @@ def test_an_interrupted_run_can_be_resumed(provider, capsys):
         ((rows, 3), name) for rows in (2, 3, 4) for name in ("mine", "numpy")
     ]
     assert (whole.date, whole.versions) == (first.date, first.versions)
+
+
+def test_a_resumed_run_keeps_what_it_does_not_ask_for(provider, capsys):
+    provider("mine", fake())
+    assert bench(*SEVERAL[:-1], "mine", "--json", "x.json") == 0
+    first = read("x.json").records
+    assert bench("--shape", "7x3", "--device", "cpu", "--providers", "mine", "--json", "x.json", "--resume") == 0
+    assert capsys.readouterr().out.endswith("x.json: 4 records\n")
+    records = read("x.json").records
+    assert records[:3] == first
+    assert records[3].shape == (7, 3)
 
 
 @pytest.mark.parametrize(("field", "change"), [("device", "another"), ("threads", 77), ("mine", "0"), ("numpy", "0")])
@@ -648,9 +659,9 @@ def test_a_signal_keeps_what_was_measured(root, environment, number):
         time.sleep(0.01)
     process.send_signal(number)
     printed, message = process.communicate(timeout=60)
-    assert message == "interrupted after 1 measurements\n"
+    assert message == "interrupted after 1 measurement\n"
     assert process.returncode == 130
-    assert printed.endswith("x.json: 1 records\n")
+    assert printed.endswith("x.json: 1 record\n")
     assert [(r.shape, r.status) for r in read("x.json").records] == [((2, 3), "ok")]
 
 
@@ -686,7 +697,7 @@ def test_names_of_files_are_printed_as_they_are(capsys):
     name = "[red]x :cat:"
     assert bench("--shape", "4x8", "--providers", "numpy", "--json", f"{name}.json", "--plot", name) == 0
     printed = capsys.readouterr().out
-    assert f"\n{name}.json: 1 records\n{name}.svg, {name}.png: chart\n" in printed
+    assert f"\n{name}.json: 1 record\n{name}.svg, {name}.png: chart\n" in printed
 
 
 # Reports.

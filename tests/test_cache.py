@@ -2,11 +2,13 @@ import multiprocessing
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
 import warnings
 
+import maxsoftmax
 import platformdirs
 import pytest
 from maxsoftmax import cache
@@ -240,6 +242,18 @@ def test_a_root_that_was_cleared_is_made_again(folder):
     silently(write)
     shutil.rmtree(folder)
     assert silently(write).read_bytes() == CODE
+
+
+def test_packages_are_compiled_again_once_the_cache_was_cleared(folder, monkeypatch):
+    # The package has a function of the same name.
+    extension = sys.modules["maxsoftmax.extension"]
+    monkeypatch.setattr(extension, "_found", {})
+    monkeypatch.setattr(extension, "_precompile", lambda package, output: output.write_bytes(CODE))
+    for path in (maxsoftmax.extension(), maxsoftmax.dropin()):
+        assert path.read_bytes() == CODE
+    cache.clear()
+    for path in (maxsoftmax.extension(), maxsoftmax.dropin()):
+        assert path.read_bytes() == CODE
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -191,7 +191,7 @@ def test_bad_options_are_refused_in_one_sentence(monkeypatch, options, error, me
         ({"sink": np.zeros(4)}, ValueError, r"sink has shape \(4,\), but must broadcast to \(3, 1\)"),
         ({"sink": np.zeros((3, 1), bool)}, TypeError, "sink has dtype bool, but must be of floats"),
         ({"scale": np.zeros(3)}, ValueError, r"scale has shape \(3,\), but must broadcast to \(3, 4\)"),
-        ({"scale": 2.0, "axis": None}, TypeError, "axis must be an integer, not None"),
+        ({"scale": 2.0, "axis": None}, TypeError, "axis must be an integer where scale, .* is given, not None"),
         ({"scale": 2.0, "device": "tpu"}, ValueError, "device 'tpu' is not on this machine"),
         ({"scale": 2.0, "unroll": 4}, ValueError, "unroll 4 has no meaning"),
     ],

@@ -109,5 +109,5 @@ def test_what_is_not_a_tensor_of_the_graph():
 def test_outside_a_graph_it_says_so():
     with Graph("closed", input_types=[TensorType(DType.float32, ("n",), DeviceRef.CPU())]) as graph:
         x = graph.inputs[0].tensor
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="no graph is being built: use maxsoftmax"):
         maxsoftmax.ops.softmax(x)

@@ -3,14 +3,15 @@ import re
 import pytest
 
 
-def blocks(root, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", (root / "README.md").read_text(), re.M | re.S)
+def examples(root, document):
+    return re.findall(r"^```python\n(.*?)^```", (root / document).read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_examples_run(root, number):
-    exec(compile(blocks(root, "python")[number], f"README.md, example {number}", "exec"), {})
+@pytest.mark.parametrize(("document", "number"), [*(("README.md", i) for i in range(3)), ("docs/dropin.md", 0)])
+def test_examples_run(root, document, number):
+    exec(compile(examples(root, document)[number], f"{document}, example {number}", "exec"), {})
 
 
-def test_every_example_is_run(root):
-    assert len(blocks(root, "python")) == 3
+@pytest.mark.parametrize(("document", "count"), [("README.md", 3), ("docs/dropin.md", 1)])
+def test_every_example_is_run(root, document, count):
+    assert len(examples(root, document)) == count

@@ -1,29 +1,35 @@
-"""Softmax of an input that MAX may have fused: as it lies in memory where it does, computed as it is read elsewhere."""
+"""Softmax between what MAX may have fused into its input and into its output: from memory to memory where it has not, and
+computed as it is read, or handed on as it is computed, elsewhere."""
 
-from extensibility import OutputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
+from extensibility import _FusedOutputTensor as FusedOutputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 
 from . import cpu, gpu
 from .logits import Logits, address, is_plain
+from .results import Results
 from .rows import Rows
 
 
 @inline(.always)
 def softmax[
-    target: StaticString, axis: Int, has_prologue_fusion: Bool
+    target: StaticString,
+    axis: Int,
+    has_prologue_fusion: Bool,
+    has_epilogue_fusion: Bool,
 ](
-    y: OutputTensor,
+    y: FusedOutputTensor,
     x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
     ctx: DeviceContext,
 ) raises:
-    """Computes softmax by `auto`, in one kernel together with what computes its input.
+    """Computes softmax by `auto`, in one kernel together with what computes its input and what its output is for.
 
     Parameters:
         target: Where to compute: "cpu" or "gpu".
         axis: Which axis sums to 1, counted from 0.
         has_prologue_fusion: Whether MAX fused anything into the input.
+        has_epilogue_fusion: Whether MAX fused anything into the output.
 
     Args:
         y: Probabilities, of the shape and dtype of `x`.
@@ -38,7 +44,7 @@ def softmax[
     if rows.is_empty():
         return
     var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    comptime if plain:
+    comptime if plain and not has_epilogue_fusion:
         var source_ptr = address[x.dtype](x.in_fusion)
         comptime if is_cpu[target]():
             cpu.softmax["auto", y.dtype, contiguous](
@@ -52,17 +58,25 @@ def softmax[
         var logits = Logits[x.InFusion, x.dtype, x.rank, axis, False](
             x.in_fusion, x.shape()
         )
+        var results = Results[
+            y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
+        ](y.out_fusion, target_ptr, y.shape())
         comptime if is_cpu[target]():
-            cpu.fused[False, False](target_ptr, logits, logits, ctx)
+            cpu.fused[False, False](results, logits, logits, ctx)
         else:
-            gpu.fused[False, False](target_ptr, logits, logits, ctx)
+            gpu.fused[False, False](results, logits, logits, ctx)
 
 
 @inline(.always)
 def masked_softmax[
-    target: StaticString, axis: Int, causal: Bool, masked: Bool, has_sink: Bool
+    target: StaticString,
+    axis: Int,
+    causal: Bool,
+    masked: Bool,
+    has_sink: Bool,
+    has_epilogue_fusion: Bool,
 ](
-    y: OutputTensor,
+    y: FusedOutputTensor,
     x: FusedInputTensor[rank=y.rank, ...],
     sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
     ctx: DeviceContext,
@@ -75,6 +89,7 @@ def masked_softmax[
         causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
+        has_epilogue_fusion: Whether MAX fused anything into the output.
 
     Args:
         y: Probabilities, of the shape of `x`.
@@ -84,7 +99,13 @@ def masked_softmax[
     """
     if Rows.of[axis](x.shape()).is_empty():
         return
-    var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var results = Results[
+        y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
+    ](
+        y.out_fusion,
+        y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
+        y.shape(),
+    )
     var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
         x.in_fusion, x.shape()
     )
@@ -92,6 +113,6 @@ def masked_softmax[
         sink.in_fusion, sink.shape()
     )
     comptime if is_cpu[target]():
-        cpu.fused[masked, has_sink](target_ptr, logits, sinks, ctx)
+        cpu.fused[masked, has_sink](results, logits, sinks, ctx)
     else:
-        gpu.fused[masked, has_sink](target_ptr, logits, sinks, ctx)
+        gpu.fused[masked, has_sink](results, logits, sinks, ctx)

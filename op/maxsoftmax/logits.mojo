@@ -48,28 +48,13 @@ struct Logits[
         """Returns the row before and after whose axis there are these places, counted as in row-major memory.
         """
         var at = IndexList[Self.rank]()
-        self._unravel[Self.axis + 1, Self.rank](at, inner)
-        self._unravel[0, Self.axis](at, outer)
+        unravel[Self.axis + 1, Self.rank](at, inner, self.shape)
+        unravel[0, Self.axis](at, outer, self.shape)
         var n = self.shape[Self.axis]
         comptime if Self.causal:
             comptime query = Self.axis - 1
             n = max(0, min(n, at[query] + 1 + n - self.shape[query]))
         return {self.fusion, at, n}
-
-    @inline(.always)
-    def _unravel[
-        start: Int, end: Int
-    ](self, mut at: IndexList[Self.rank], place: Int):
-        """Puts the indices along the dimensions from `start` to `end` of a place that is counted through all of them.
-        """
-        var rest = place
-        comptime for i in reversed(range(start, end)):
-            comptime if i == start:
-                at[i] = rest
-            else:
-                var before = _quotient(rest, self.shape[i])
-                at[i] = rest - before * self.shape[i]
-                rest = before
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -137,6 +122,32 @@ struct Row[
             )
         else:
             return values
+
+
+@inline(.always)
+def unravel[
+    rank: Int, //, start: Int, end: Int
+](mut at: IndexList[rank], place: Int, shape: IndexList[rank]):
+    """Puts the indices along the dimensions from `start` to `end` of a place that is counted through all of them.
+
+    Parameters:
+        rank: Number of dimensions.
+        start: The first of them.
+        end: The one after the last.
+
+    Args:
+        at: Where they are put.
+        place: The place, counted as in row-major memory.
+        shape: The tensor's shape.
+    """
+    var rest = place
+    comptime for i in reversed(range(start, end)):
+        comptime if i == start:
+            at[i] = rest
+        else:
+            var before = _quotient(rest, shape[i])
+            at[i] = rest - before * shape[i]
+            rest = before
 
 
 @inline(.always)

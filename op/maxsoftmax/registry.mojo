@@ -3,6 +3,7 @@
 import extensibility as compiler
 from extensibility import InputTensor, OutputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
+from extensibility import _FusedOutputTensor as FusedOutputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
@@ -65,9 +66,12 @@ struct FusedSoftmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, has_prologue_fusion: Bool
+        target: StaticString,
+        axis: Int,
+        has_prologue_fusion: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
+        y: FusedOutputTensor,
         x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
@@ -77,13 +81,16 @@ struct FusedSoftmax:
             target: Where to compute: "cpu" or "gpu".
             axis: Which axis sums to 1, counted from 0.
             has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Probabilities, of the shape and dtype of `x`.
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        fused.softmax[target, axis, has_prologue_fusion](y, x, ctx)
+        fused.softmax[target, axis, has_prologue_fusion, has_epilogue_fusion](
+            y, x, ctx
+        )
 
 
 @compiler.register("softmax_masked")
@@ -93,9 +100,13 @@ struct MaskedSoftmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, causal: Bool, masked: Bool
+        target: StaticString,
+        axis: Int,
+        causal: Bool,
+        masked: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
+        y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
@@ -106,13 +117,16 @@ struct MaskedSoftmax:
             axis: Which axis sums to 1, counted from 0.
             causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
             masked: Whether a row of nothing but -inf gives 0, not NaN.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Probabilities, of the shape of `x`.
             x: Logits: float32 or float64.
             ctx: The device.
         """
-        fused.masked_softmax[target, axis, causal, masked, False](y, x, x, ctx)
+        fused.masked_softmax[
+            target, axis, causal, masked, False, has_epilogue_fusion
+        ](y, x, x, ctx)
 
 
 @compiler.register("softmax_sink")
@@ -122,9 +136,13 @@ struct SinkSoftmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, causal: Bool, masked: Bool
+        target: StaticString,
+        axis: Int,
+        causal: Bool,
+        masked: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
+        y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
         sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
@@ -136,6 +154,7 @@ struct SinkSoftmax:
             axis: Which axis sums to 1, counted from 0.
             causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
             masked: Whether a row of nothing but -inf gives 0, not NaN.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Probabilities, of the shape of `x`.
@@ -143,9 +162,9 @@ struct SinkSoftmax:
             sink: The additional logits, of length 1 along `axis`.
             ctx: The device.
         """
-        fused.masked_softmax[target, axis, causal, masked, True](
-            y, x, sink, ctx
-        )
+        fused.masked_softmax[
+            target, axis, causal, masked, True, has_epilogue_fusion
+        ](y, x, sink, ctx)
 
 
 @compiler.register("in_memory")

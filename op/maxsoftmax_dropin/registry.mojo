@@ -3,6 +3,7 @@
 import extensibility as compiler
 from extensibility import InputTensor, OutputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
+from extensibility import _FusedOutputTensor as FusedOutputTensor
 from max.gpu.host import DeviceContext
 
 from maxsoftmax import fused, registry
@@ -14,9 +15,12 @@ struct Softmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, has_prologue_fusion: Bool
+        target: StaticString,
+        axis: Int,
+        has_prologue_fusion: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
+        y: FusedOutputTensor,
         x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
@@ -26,6 +30,7 @@ struct Softmax:
             target: Where to compute: "cpu" or "gpu".
             axis: Which axis sums to 1; a negative one counts from the last.
             has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Probabilities, of the shape and dtype of `x`.
@@ -33,7 +38,9 @@ struct Softmax:
             ctx: The device.
         """
         comptime place = axis if axis >= 0 else axis + x.rank
-        fused.softmax[target, place, has_prologue_fusion](y, x, ctx)
+        fused.softmax[target, place, has_prologue_fusion, has_epilogue_fusion](
+            y, x, ctx
+        )
 
 
 @compiler.register("mo.reduce.logsoftmax")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,23 @@ def target(kind: str, architecture: str | None) -> Device:
         return CPU()
     if architecture is None:
         return runtime.device("gpu")
-    if not re.fullmatch(r"(sm_\d+a?|gfx\w+)", architecture):
-        raise ValueError(f"--arch {architecture!r} is not a GPU's architecture, such as sm_90a or gfx942")
+    known = _architectures()
+    if architecture not in known:
+        raise ValueError(
+            f"--arch {architecture!r} is not an architecture that Mojo knows: choose from {', '.join(known)}"
+        )
     driver.set_virtual_device_api("hip" if architecture.startswith("gfx") else "cuda")
     driver.set_virtual_device_count(1)
     driver.set_virtual_device_target_arch(architecture)
     return Accelerator()
+
+
+def _architectures() -> list[str]:
+    """Returns what Mojo can compile for; MAX crashes on others."""
+    # Only who compiles needs the compiler.
+    from mojo.run import subprocess_run_mojo
+
+    listed = subprocess_run_mojo(
+        ["build", "--print-supported-accelerators"], check=True, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    return re.findall(r"^ +(sm_\w+|gfx\w+) ", listed.stdout, re.M)

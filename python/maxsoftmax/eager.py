@@ -119,7 +119,7 @@ def _with_forms(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen) -
     if buffer.rank == 0:
         raise ValueError("x has rank 0, but softmax needs an axis: reshape it to rank 1 first")
     place = buffer.device if device is None else runtime.device(device)
-    index = normalize_axis(axis, buffer.rank)
+    index = normalize_axis(axis, buffer.rank, "an integer where scale, mask, causal, temperature or sink is given")
     algorithm = check_algorithm(chosen.algorithm, place.label)
     tuning.choice(place, algorithm, buffer.dtype, chosen.block_size, chosen.unroll)
     forms.check(wanted, index, algorithm)
@@ -255,7 +255,10 @@ def as_floats(x: Any, name: str = "x") -> np.ndarray:
         raise TypeError(
             f"{name} is a masked array, and its mask would be ignored: pass {name}.filled(-numpy.inf) instead"
         )
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise ValueError(f"{name} is not an array, but a sequence of others that differ in shape") from error
     if array.dtype == bool:
         return array.astype(np.float64)
     if array.dtype.kind in "iu":

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,7 +28,10 @@ def source(package: str = KERNELS) -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[2] / "op" / package
 
 
-@functools.cache
+_found: dict[str, Path] = {}
+"""Packages that this process has compiled or found, by name."""
+
+
 def extension() -> Path:
     """Returns what to pass to `max.graph.Graph(..., custom_extensions=[...])`.
 
@@ -41,10 +45,10 @@ def extension() -> Path:
         RuntimeError: If it does not compile; the message is the compiler's.
     """
     package = source()
-    return cache.entry(f"mojo-{key()}", f"{package.name}.mojoc", functools.partial(_precompile, package))
+    name = f"{package.name}.mojoc"
+    return _kept(name, lambda: cache.entry(f"mojo-{key()}", name, functools.partial(_precompile, package)))
 
 
-@functools.cache
 def dropin() -> Path:
     """Returns what makes MAX's own `ops.softmax` run on the kernels of this package, in any graph that loads it.
 
@@ -59,12 +63,20 @@ def dropin() -> Path:
         RuntimeError: If it does not compile; the message is the compiler's.
     """
     kernels = extension()
+    name = f"{DROPIN}.mojoc"
 
     def build(output: Path) -> None:
         shutil.copy(kernels, output.parent)
         _precompile(source(DROPIN), output)
 
-    return cache.entry(f"mojo-{key(KERNELS, DROPIN)}", f"{DROPIN}.mojoc", build, kernels.name)
+    return _kept(name, lambda: cache.entry(f"mojo-{key(KERNELS, DROPIN)}", name, build, kernels.name))
+
+
+def _kept(name: str, find: Callable[[], Path]) -> Path:
+    """Returns a file that was found before, unless the cache has been cleared since, or what `find` does."""
+    if name not in _found or not _found[name].exists():
+        _found[name] = find()
+    return _found[name]
 
 
 def drop_into(graph: Graph) -> None:

@@ -88,8 +88,8 @@ def softmax(
     forms.check(wanted, axis, algorithm)
     if wanted.any:
         return _with_forms(x, axis, wanted)
-    if algorithm == "auto" and not _is_input(x):
-        # What computes `x` may be fused into the kernel.
+    if algorithm == "auto":
+        # What computes `x` may be fused into the kernel, and what is computed of its result.
         (y,) = _call("softmax_fused", [x], [x.type], {"axis": axis})
     else:
         (y,) = _call("softmax", [x], [x.type], {"axis": axis, "algorithm": algorithm, **choice._asdict()})
@@ -344,7 +344,7 @@ def cross_entropy_backward_(
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
     """
-    _ = Graph.current
+    _check_graph()
     if not isinstance(x, BufferValue):
         raise TypeError(f"x must be a buffer of the graph (max.graph.BufferValue), not {x!r}")
     op = _gradient(
@@ -456,11 +456,21 @@ def _backward(y: TensorValueLike, dy: TensorValueLike, axis: int, log: bool) -> 
 
 def _value(x: Any, name: str = "x") -> TensorValue:
     """Returns `x` as a tensor of the graph that is being built."""
-    _ = Graph.current
+    _check_graph()
     try:
         return TensorValue(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a tensor of the graph, not {x!r}") from error
+
+
+def _check_graph() -> None:
+    """Refuses to add to no graph."""
+    try:
+        _ = Graph.current
+    except LookupError:
+        raise LookupError(
+            "no graph is being built: use maxsoftmax.ops inside of `with Graph(...)`, and maxsoftmax itself for arrays"
+        ) from None
 
 
 def _axis(axis: Any, x: TensorValue, name: str = "x") -> int:

@@ -20,7 +20,7 @@ def shape(text: str) -> tuple[int, ...]:
     except ValueError:
         dims = ()
     if not dims or min(dims) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8192x50257")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8192x50257, of positive lengths")
     return dims
 
 

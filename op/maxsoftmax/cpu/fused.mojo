@@ -4,11 +4,11 @@ from std.math import ceildiv
 from std.sys import simd_width_of
 from std.utils.numerics import neg_inf
 from max.gpu.host import DeviceContext
-from extensibility.managed_tensor_slice import InputFusion
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
-from ..rows import Target
+from ..results import ResultRow, Results
 from .schedule import share_tasks, workers_for
 
 comptime SPAN = 16384
@@ -22,16 +22,18 @@ comptime UNROLL = 4
 def fused[
     Fusion: InputFusion,
     Sink: InputFusion,
+    Out: OutputFusion,
     in_dtype: DType,
     out_dtype: DType,
     rank: Int,
     axis: Int,
     causal: Bool,
+    epilogue: Bool,
     //,
     masked: Bool,
     has_sink: Bool,
 ](
-    y: Target[out_dtype],
+    y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     ctx: DeviceContext,
@@ -41,11 +43,13 @@ def fused[
     Parameters:
         Fusion: What computes the logits.
         Sink: What computes the sinks.
+        Out: What takes the probabilities.
         in_dtype: Dtype of the logits.
         out_dtype: Dtype of the probabilities.
         rank: Number of dimensions.
         axis: The axis that sums to 1.
         causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
@@ -77,7 +81,7 @@ def fused[
                 pair.add(
                     Array[SIMD[accum, 1], 1](fill=sink.row(task, 0).load[1](0))
                 )
-            _write[masked](y.unsafe_offset(task * rows.n), row, 0, rows.n, pair)
+            _write[masked](y.row(task, 0), row, 0, rows.n, pair)
         else:
             var line, tile = divmod(task, tiles)
             var lines = rows.inner // last
@@ -85,12 +89,12 @@ def fused[
             var first = line % lines * last + tile * width
             if (tile + 1) * width <= last:
                 _columns[width, masked, has_sink](
-                    y, x, sink, outer, first, rows.n, rows.inner
+                    y, x, sink, outer, first, rows.n
                 )
             else:
                 for i in range(last - tile * width):
                     _columns[1, masked, has_sink](
-                        y, x, sink, outer, first + i, rows.n, rows.inner
+                        y, x, sink, outer, first + i, rows.n
                     )
 
     if spans == 1 or workers == 1 or tasks >= 4 * workers:
@@ -124,7 +128,7 @@ def fused[
         def write(task: Int) {imm}:
             var row, span = divmod(task, spans)
             _write[masked](
-                y.unsafe_offset(row * rows.n),
+                y.row(row, 0),
                 x.row(row, 0),
                 span * SPAN,
                 min((span + 1) * SPAN, rows.n),
@@ -164,50 +168,34 @@ def _span(row: Row, start: Int, n: Int) -> MaxSum[row.accum, 1]:
 
 @inline(.always)
 def _write[
-    masked: Bool, out_dtype: DType
-](
-    y: Target[out_dtype],
-    row: Row,
-    start: Int,
-    end: Int,
-    pair: MaxSum[row.accum, 1],
-):
+    masked: Bool
+](y: ResultRow, row: Row, start: Int, end: Int, pair: MaxSum[row.accum, 1],):
     """Writes the probabilities of a row's elements `start` to `end`."""
     comptime width = simd_width_of[row.accum]()
     var i = start
     comptime if masked:
         if _is_empty(pair):
             while i < end:
-                y[unsafe_offset=i] = 0
+                y.store(i, Scalar[y.dtype](0))
                 i += 1
             return
     var normalizer = pair.normalizer()
     while i + width <= end and i < row.length:
-        y.unsafe_store(
-            i, normalizer.probability(row.load[width](i)).cast[out_dtype]()
-        )
+        y.store(i, normalizer.probability(row.load[width](i)).cast[y.dtype]())
         i += width
     while i < end:
         # Beyond what takes part: 0, or NaN where the row is.
         var logit = SIMD[row.accum, 1](neg_inf[row.accum]())
         if i < row.length:
             logit = row.load[1](i)
-        y[unsafe_offset=i] = normalizer.probability(logit).cast[out_dtype]()
+        y.store(i, normalizer.probability(logit).cast[y.dtype]())
         i += 1
 
 
 @inline(.always)
 def _columns[
-    lanes: Int, masked: Bool, has_sink: Bool, out_dtype: DType
-](
-    y: Target[out_dtype],
-    x: Logits,
-    sink: Logits,
-    outer: Int,
-    inner: Int,
-    n: Int,
-    step: Int,
-):
+    lanes: Int, masked: Bool, has_sink: Bool
+](y: Results, x: Logits, sink: Logits, outer: Int, inner: Int, n: Int,):
     """Computes `lanes` rows that are neighbours along the last axis."""
     comptime Vector = SIMD[x.accum, lanes]
     var row = x.row(outer, inner)
@@ -222,7 +210,7 @@ def _columns[
         )
     var normalizer = pair.normalizer()
     var empty = pair.m.eq(neg_inf[x.accum]()) & pair.d.value.eq(0)
-    var target = y.unsafe_offset(outer * n * step + inner)
+    var target = y.row(outer, inner)
     for i in range(n):
         var logits = Vector(neg_inf[x.accum]())
         if i < row.length:
@@ -230,7 +218,7 @@ def _columns[
         var values = normalizer.probability(logits)
         comptime if masked:
             values = empty.select(Vector(0), values)
-        target.unsafe_store(i * step, values.cast[out_dtype]())
+        target.store(i, values.cast[y.dtype]())
 
 
 @inline(.always)

@@ -17,11 +17,12 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
-from extensibility.managed_tensor_slice import InputFusion
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits
 from ..online import MaxSum, Sum, accumulator
-from ..rows import Rows, Target
+from ..results import Results
+from ..rows import Rows
 from .cluster import PORTABLE_BLOCKS, has_clusters
 from .fused_tile import fused_tile_kernel, kept_dtype
 from .stripe import VECTOR_BYTES
@@ -38,16 +39,18 @@ comptime CLUSTER_BLOCK_SIZE = 256
 def fused[
     Fusion: InputFusion,
     Sink: InputFusion,
+    Out: OutputFusion,
     in_dtype: DType,
     out_dtype: DType,
     rank: Int,
     axis: Int,
     causal: Bool,
+    epilogue: Bool,
     //,
     masked: Bool,
     has_sink: Bool,
 ](
-    y: Target[out_dtype],
+    y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     ctx: DeviceContext,
@@ -57,11 +60,13 @@ def fused[
     Parameters:
         Fusion: What computes the logits.
         Sink: What computes the sinks.
+        Out: What takes the probabilities.
         in_dtype: Dtype of the logits.
         out_dtype: Dtype of the probabilities.
         rank: Number of dimensions.
         axis: The axis that sums to 1.
         causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
@@ -85,11 +90,13 @@ def fused[
             fused_tile_kernel[
                 Fusion,
                 Sink,
+                Out,
                 in_dtype,
                 out_dtype,
                 rank,
                 axis,
                 causal,
+                epilogue,
                 masked,
                 has_sink,
                 block_size,
@@ -135,11 +142,13 @@ def fused[
             fused_tile_kernel[
                 Fusion,
                 Sink,
+                Out,
                 in_dtype,
                 out_dtype,
                 rank,
                 axis,
                 causal,
+                epilogue,
                 masked,
                 has_sink,
                 CLUSTER_BLOCK_SIZE,
@@ -172,11 +181,13 @@ def fused[
             rows_kernel[
                 Fusion,
                 Sink,
+                Out,
                 in_dtype,
                 out_dtype,
                 rank,
                 axis,
                 causal,
+                epilogue,
                 masked,
                 has_sink,
                 BLOCK_SIZE,
@@ -256,11 +267,13 @@ def fused[
             columns_kernel[
                 Fusion,
                 Sink,
+                Out,
                 in_dtype,
                 out_dtype,
                 rank,
                 axis,
                 causal,
+                epilogue,
                 masked,
                 has_sink,
                 BLOCK_SIZE,
@@ -292,18 +305,20 @@ def fused[
 def rows_kernel[
     Fusion: InputFusion,
     Sink: InputFusion,
+    Out: OutputFusion,
     in_dtype: DType,
     out_dtype: DType,
     rank: Int,
     axis: Int,
     causal: Bool,
+    epilogue: Bool,
     masked: Bool,
     has_sink: Bool,
     block_size: Int,
     vectors: Int,
     width: Int,
 ](
-    y: Target[out_dtype],
+    y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     rows: Int64,
@@ -314,11 +329,13 @@ def rows_kernel[
     Parameters:
         Fusion: What computes the logits.
         Sink: What computes the sinks.
+        Out: What takes the probabilities.
         in_dtype: Dtype of the logits.
         out_dtype: Dtype of the probabilities.
         rank: Number of dimensions.
         axis: The last axis.
         causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block, at least a warp.
@@ -338,7 +355,7 @@ def rows_kernel[
     var thread = Int(thread_idx.x)
     for index in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var row = x.row(index, 0)
-        var target = y.unsafe_offset(index * Int(n))
+        var target = y.row(index, 0)
         var held = Array[Vector, vectors](fill=Vector(neg_inf[accum]()))
         comptime for j in range(vectors):
             var i = thread * width + j * step
@@ -363,9 +380,7 @@ def rows_kernel[
             comptime if masked:
                 if empty:
                     values = 0
-            target.unsafe_store[alignment=width * size_of[out_dtype]()](
-                i, values.cast[out_dtype]()
-            )
+            target.store[width](i, values.cast[out_dtype]())
 
         comptime for j in range(vectors):
             var i = thread * width + j * step
@@ -384,16 +399,18 @@ def rows_kernel[
 def columns_kernel[
     Fusion: InputFusion,
     Sink: InputFusion,
+    Out: OutputFusion,
     in_dtype: DType,
     out_dtype: DType,
     rank: Int,
     axis: Int,
     causal: Bool,
+    epilogue: Bool,
     masked: Bool,
     has_sink: Bool,
     block_size: Int,
 ](
-    y: Target[out_dtype],
+    y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     outer: Int64,
@@ -406,11 +423,13 @@ def columns_kernel[
     Parameters:
         Fusion: What computes the logits.
         Sink: What computes the sinks.
+        Out: What takes the probabilities.
         in_dtype: Dtype of the logits.
         out_dtype: Dtype of the probabilities.
         rank: Number of dimensions.
         axis: The axis.
         causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block, a power of two.
@@ -460,7 +479,7 @@ def columns_kernel[
                 )
         var normalizer = whole.normalizer()
         var empty = Bool(m == neg_inf[accum]() and whole.d.value == 0)
-        var target = y.unsafe_offset(before * Int(n) * Int(inner) + after)
+        var target = y.row(before, after if taken else 0)
         for i in range(start, Int(n) if taken else 0, step):
             var logit = SIMD[accum, 1](neg_inf[accum]())
             if i < row.length:
@@ -469,4 +488,4 @@ def columns_kernel[
             comptime if masked:
                 if empty:
                     value = 0
-            target[unsafe_offset=i * Int(inner)] = value.cast[out_dtype]()
+            target.store(i, value.cast[out_dtype]())

@@ -15,12 +15,12 @@ from max.gpu import (
     WARP_SIZE,
     thread_idx,
 )
-from extensibility.managed_tensor_slice import InputFusion
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..exponential import Scale, quick_exp
 from ..logits import Logits
 from ..online import Sum
-from ..rows import Target
+from ..results import Results
 from .cluster import Cluster, Pair
 from .slots import Slots
 from .team import greater, largest_lane, maximum, team_reduce, total
@@ -58,11 +58,13 @@ def _resident(vectors: Int, width: Int, slotted: Bool) -> Int:
 def fused_tile_kernel[
     Fusion: InputFusion,
     Sink: InputFusion,
+    Out: OutputFusion,
     in_dtype: DType,
     out_dtype: DType,
     rank: Int,
     axis: Int,
     causal: Bool,
+    epilogue: Bool,
     masked: Bool,
     has_sink: Bool,
     block_size: Int,
@@ -72,7 +74,7 @@ def fused_tile_kernel[
     slotted: Bool,
     width: Int,
 ](
-    y: Target[out_dtype],
+    y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     rows: Int64,
@@ -84,11 +86,13 @@ def fused_tile_kernel[
     Parameters:
         Fusion: What computes the logits.
         Sink: What computes the sinks.
+        Out: What takes the probabilities.
         in_dtype: Dtype of the logits, of 4 bytes or 2.
         out_dtype: Dtype of the probabilities.
         rank: Number of dimensions.
         axis: The last axis.
         causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block.
@@ -221,12 +225,12 @@ def fused_tile_kernel[
         if pair.m == neg_inf[DType.float32]():
             # All exponentials are as good as 0, and nothing is left of them.
             factor = 0
-    var target = y.unsafe_offset(index * Int(n))
+    var target = y.row(index, 0)
 
     @inline(.always)
     def store(i: Int, exponentials: Vector) {imm}:
         if first + i * step < end:
-            target.unsafe_store[alignment=width * size_of[out_dtype]()](
+            target.store[width](
                 first + i * step,
                 (exponentials * rest * factor).cast[out_dtype](),
             )

@@ -235,17 +235,18 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
     log = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
-        task = progress.add_task(f"{name}: getting ready", total=len(cases) * len(ways))
+        before = len(bench.results.records)
+        task = progress.add_task(f"{name}: getting ready", total=len(cases) * len(ways) - bench.done)
 
         def advance(case: Case, entry: Entry) -> None:
             if keep and bench.results.records and entry == ways[0]:
                 bench.results.write(keep)
-            progress.update(task, completed=len(bench.results.records), description=f"{case}: {entry}")
+            progress.update(task, completed=len(bench.results.records) - before, description=f"{case}: {entry}")
 
         try:
             bench.run(name, cases, ways, advance)
         except KeyboardInterrupt:
-            log.print(f"interrupted after {len(bench.results.records)} measurements")
+            log.print(f"interrupted after {_several(len(bench.results.records), 'measurement')}")
             return False
     return True
 
@@ -265,7 +266,12 @@ def _write(results: Results, options: argparse.Namespace) -> None:
     out = Console()
     if options.json:
         results.write(options.json)
-        out.print(f"{options.json}: {len(results.records)} records")
+        out.print(f"{options.json}: {_several(len(results.records), 'record')}")
     if options.plot:
         written = chart.write(results, options.plot)
         out.print(f"{', '.join(map(str, written))}: chart")
+
+
+def _several(count: int, what: str) -> str:
+    """Returns how many there are of something, in words."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

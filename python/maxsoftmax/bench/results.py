@@ -106,7 +106,9 @@ class Results:
             if not isinstance(given["versions"], dict):
                 raise ValueError(f"versions is {given['versions']!r}")
             return cls(**{**given, "records": [_record(r) for r in given["records"]]})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except KeyError as error:
+            raise ValueError(f"{path} is not a file of benchmark results: it has no {error}") from error
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is not a file of benchmark results: {error}") from error
 
 

@@ -57,7 +57,7 @@ class Bench:
         )
 
     def resume(self, earlier: Results, suite: str, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
-        """Takes over what an earlier run measured, which `run` then leaves out.
+        """Takes over what an earlier run measured; what is asked for again `run` then leaves out.
 
         Raises:
             ValueError: If that was on another device, or with other versions.
@@ -70,12 +70,15 @@ class Bench:
         for what, value in here.items():
             if then.get(what, "missing") != value:
                 raise ValueError(f"cannot resume a run whose {what} was {then.get(what, 'missing')}, not {value}")
-        now.date = earlier.date
-        found = {_way(r): r for r in earlier.records if r.suite == suite}
-        for way in itertools.product(cases, entries):
-            if way in found:
-                now.records.append(found[way])
-                self._done.add(way)
+        now.date, now.versions = earlier.date, {**earlier.versions, **now.versions}
+        now.records = list(earlier.records)
+        found = {_way(r) for r in earlier.records if r.suite == suite}
+        self._done = found.intersection(itertools.product(cases, entries))
+
+    @property
+    def done(self) -> int:
+        """How many of the measurements that were asked for were taken over."""
+        return len(self._done)
 
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
@@ -93,7 +96,8 @@ class Bench:
                 self.results.records.append(self._measure(suite, case, entry))
         finally:
             if self._done:
-                self.results.records.sort(key=lambda r: ways.index(_way(r)))
+                place = {way: i for i, way in enumerate(ways)}
+                self.results.records.sort(key=lambda r: place.get(_way(r), -1) if r.suite == suite else -1)
 
     def _measure(self, suite: str, case: Case, entry: Entry) -> Record:
         provider = self._provider(entry.provider)

@@ -1,0 +1,112 @@
+"""Where probabilities go: into memory, or to what MAX fused into the output of an op."""
+
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.sys import size_of
+from std.utils import IndexList
+from extensibility.managed_tensor_slice import OutputFusion
+
+from .logits import unravel
+from .rows import Target
+
+
+@fieldwise_init
+struct Results[
+    Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
+](DevicePassable, TrivialRegisterPassable):
+    """A tensor to be written, of which nothing can be read.
+
+    Parameters:
+        Fusion: What the graph compiler has elements handed to.
+        dtype: Dtype of the elements.
+        rank: Number of dimensions.
+        axis: The axis that sums to 1, counted from 0.
+        fused: Whether they are handed to it; otherwise they go to memory.
+    """
+
+    comptime device_type: AnyType = Self
+
+    var fusion: Self.Fusion
+    """What is handed the elements, where fused."""
+    var memory: Target[Self.dtype]
+    """Where the first element goes, where not."""
+    var shape: IndexList[Self.rank]
+    """The tensor's shape."""
+
+    @inline(.always)
+    def row(
+        self, outer: Int, inner: Int
+    ) -> ResultRow[Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused]:
+        """Returns the row before and after whose axis there are these places, counted as in row-major memory.
+        """
+        var at = IndexList[Self.rank]()
+        var memory = self.memory
+        var step = 1
+        comptime if Self.fused:
+            unravel[Self.axis + 1, Self.rank](at, inner, self.shape)
+            unravel[0, Self.axis](at, outer, self.shape)
+        else:
+            comptime for i in range(Self.axis + 1, Self.rank):
+                step *= self.shape[i]
+            memory = memory.unsafe_offset(
+                outer * self.shape[Self.axis] * step + inner
+            )
+        return {self.fusion, memory, at, step}
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "Results"
+
+
+@fieldwise_init
+struct ResultRow[
+    Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
+](TrivialRegisterPassable):
+    """A row of `Results`.
+
+    Parameters:
+        Fusion: What is handed the elements, where fused.
+        dtype: Dtype of the elements.
+        rank: Number of dimensions.
+        axis: The axis of the row.
+        fused: Whether they are handed to it; otherwise they go to memory.
+    """
+
+    var fusion: Self.Fusion
+    """What is handed the elements, where fused."""
+    var memory: Target[Self.dtype]
+    """Where the row's first element goes, where not."""
+    var at: IndexList[Self.rank]
+    """Where in the tensor the row's first element is."""
+    var step: Int
+    """The distance in memory between neighbours in the row."""
+
+    @inline(.always)
+    def store[
+        width: SIMDLength, //, alignment: Int = 1
+    ](self, i: Int, values: SIMD[Self.dtype, width]):
+        """Writes `width` elements along the tensor's last axis from the row's element `i` on, none beyond the tensor.
+
+        Parameters:
+            width: How many.
+            alignment: Of how many elements the index of the first is surely a multiple, the row's own included.
+
+        Args:
+            i: Where in the row.
+            values: The elements.
+        """
+        comptime if Self.fused:
+            var at = self.at
+            at[Self.axis] += i
+            self.fusion.store[Self.dtype, Self.rank, width, alignment](
+                at, values
+            )
+        else:
+            self.memory.unsafe_store[
+                alignment=alignment * size_of[Self.dtype]()
+            ](i * self.step, values)
