@@ -111,7 +111,7 @@ def test_both_extensions_and_each_twice():
 
     extensions = [maxsoftmax.dropin(), maxsoftmax.extension()] * 2
     emitted = emit(graph_of(build, (DType.float32, SHAPE), extensions=extensions))
-    assert sorted(emitted.calls()) == ["maxsoftmax.registry.Softmax", OURS]
+    assert sorted(emitted.calls()) == ["maxsoftmax.registry.FusedSoftmax", OURS]
 
 
 def test_a_graph_without_softmax_is_as_it_was():

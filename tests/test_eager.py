@@ -318,6 +318,29 @@ def test_the_second_call_takes_a_shortcut_to_the_same(shortcuts, monkeypatch, dt
     np.testing.assert_array_equal(x, logits((3, 50), dtype))
 
 
+@pytest.mark.parametrize("axis", [-1, 1, 0, None])
+def test_the_second_buffer_takes_a_shortcut_to_the_same(device, shortcuts, monkeypatch, axis):
+    x = logits((3, 50))
+    buffer = Buffer.from_numpy(x).to(runtime.device(device))
+    first = maxsoftmax.softmax(buffer, axis=axis)
+    assert len(shortcuts) == 1
+    monkeypatch.setattr(eager, "_of_buffer", lambda *_: pytest.fail("the long way"))
+    second = maxsoftmax.softmax(buffer, axis=axis)
+    assert second.device == buffer.device
+    y = second.to(runtime.device("cpu")).to_numpy()
+    np.testing.assert_array_equal(y, first.to(runtime.device("cpu")).to_numpy())
+    check(y, x, axis=axis)
+
+
+def test_other_buffers_take_the_long_way(shortcuts):
+    maxsoftmax.softmax(Buffer.from_numpy(logits((4, 6))))
+    with pytest.raises(ValueError, match="not contiguous"):
+        maxsoftmax.softmax(Buffer.from_numpy(logits((4, 12)))[:, ::2])
+    for x in (logits((6, 4)), logits((4, 6), np.float64)):
+        check(maxsoftmax.softmax(Buffer.from_numpy(x)).to_numpy(), x)
+        check(maxsoftmax.softmax(Buffer.from_numpy(x), device="cpu").to_numpy(), x)
+
+
 class Subclass(np.ndarray):
     pass
 

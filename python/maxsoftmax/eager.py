@@ -68,10 +68,10 @@ def softmax(
     """
     key = None
     plain = scale is None and mask is None and causal is False and temperature is None and sink is None
-    if plain and type(x) is np.ndarray and block_size is None and unroll is None:
+    if plain and type(x) in (np.ndarray, Buffer) and block_size is None and unroll is None:
         key = _key(x, axis, device, algorithm)
         shortcut = _shortcuts.get(key) if key else None
-        if shortcut and x.flags.carray:
+        if shortcut and _lies_as_it_is(x):
             return shortcut.take(x)
     if isinstance(x, Value):
         raise TypeError("x is a value of a graph, not an array: use maxsoftmax.ops.softmax")
@@ -83,15 +83,19 @@ def softmax(
         kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
         axes = normalize_axes(axis, array.ndim)
         y = _of_bits(*to_bits(array), axes, kernel).view(array.dtype)[()]
-        if key and array is x and kernel.device.is_host:
-            _learn(key, x, axes, kernel)
+        as_it_is = array is x and kernel.device.is_host and _lies_as_it_is(x) and x.dtype.name != "bfloat16"
+        if key and as_it_is and x.ndim and x.size and are_consecutive(axes):
+            _learn(key, DType.from_numpy(x.dtype), Rows.of(x.shape, axes), kernel)
         return y
     buffer = as_buffer(x)
     where = buffer.device
     kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size, unroll)
     axes = normalize_axes(axis, buffer.rank)
     if buffer.dtype in DTYPES and are_consecutive(axes):
-        result = _of_buffer(buffer, Rows.of(tuple(buffer.shape), axes), kernel)
+        rows = Rows.of(tuple(buffer.shape), axes)
+        result = _of_buffer(buffer, rows, kernel)
+        if key and buffer.num_elements:
+            _learn(key, buffer.dtype, rows, kernel)
     else:
         # What the kernels cannot take as it lies is arranged by NumPy.
         if buffer.dtype == DType.bfloat16:
@@ -212,8 +216,11 @@ class Shortcut(NamedTuple):
     rows: tuple[int, ...]
     """The shape that the model takes."""
 
-    def take(self, x: np.ndarray) -> np.ndarray:
-        """Returns softmax of `x`."""
+    def take(self, x: Any) -> Any:
+        """Returns softmax of an array or a buffer."""
+        if type(x) is Buffer:
+            result = self.model.execute(x if x.shape == self.rows else x.view(x.dtype, self.rows))[0]
+            return result if x.shape == self.rows else result.view(x.dtype, x.shape)
         y = np.from_dlpack(self.model.execute(Buffer._from_dlpack(x.reshape(self.rows)))[0]).reshape(x.shape)
         return y if y.flags.writeable else y.copy()
 
@@ -224,24 +231,30 @@ MOST_SHORTCUTS = 256
 """Kinds of arrays that are remembered at a time."""
 
 
-def _key(x: np.ndarray, axis: Any, device: Any, algorithm: Any) -> tuple[Any, ...] | None:
+def _key(x: np.ndarray | Buffer, axis: Any, device: Any, algorithm: Any) -> tuple[Any, ...] | None:
     """Returns what tells calls apart, or None where arguments may equal others without being the same."""
     if type(axis) is not int and axis is not None:
         return None
     if (type(device) is not str and device is not None) or type(algorithm) is not str:
         return None
+    if type(x) is Buffer:
+        # Where it is says where to compute, unless somebody else does.
+        return None if device is not None else (x.dtype, x.shape, axis, x.device, algorithm)
     return x.dtype, x.shape, axis, device, algorithm
 
 
-def _learn(key: tuple[Any, ...], x: np.ndarray, axes: tuple[int, ...], kernel: Kernel) -> None:
-    """Remembers how `x` was computed on a CPU, if it was taken as it lies."""
-    plain = x.flags.carray and x.ndim and x.size and x.dtype.isnative and x.dtype.name != "bfloat16"
-    if plain and are_consecutive(axes):
-        rows = Rows.of(x.shape, axes)
-        if len(_shortcuts) >= MOST_SHORTCUTS:
-            _shortcuts.clear()
-        wanted = signature(kernel, DType.from_numpy(x.dtype), rows)
-        _shortcuts[key] = Shortcut(runtime.model(wanted, rows.n), rows.shape)
+def _lies_as_it_is(x: np.ndarray | Buffer) -> bool:
+    """Returns whether a model can take the memory of `x`."""
+    if isinstance(x, np.ndarray):
+        return x.flags.carray and x.dtype.isnative
+    return bool(x.is_contiguous)
+
+
+def _learn(key: tuple[Any, ...], dtype: DType, rows: Rows, kernel: Kernel) -> None:
+    """Remembers how something was computed that was taken as it lies, where it lies."""
+    if len(_shortcuts) >= MOST_SHORTCUTS:
+        _shortcuts.clear()
+    _shortcuts[key] = Shortcut(runtime.model(signature(kernel, dtype, rows), rows.n), rows.shape)
 
 
 def are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:
