@@ -594,7 +594,11 @@ def test_an_interrupted_run_can_be_resumed(provider, capsys):
 def test_a_resumed_run_keeps_what_it_does_not_ask_for(provider, capsys):
     provider("mine", fake())
     assert bench(*SEVERAL[:-1], "mine", "--json", "x.json") == 0
-    first = read("x.json").records
+    kept = read("x.json")
+    # A dtype of another version is nothing to be afraid of.
+    kept.records[0] = replace(kept.records[0], dtype="float4")
+    kept.write(Path("x.json"))
+    first = kept.records
     assert bench("--shape", "7x3", "--device", "cpu", "--providers", "mine", "--json", "x.json", "--resume") == 0
     assert capsys.readouterr().out.endswith("x.json: 4 records\n")
     records = read("x.json").records

@@ -43,8 +43,8 @@ def softmax[
     var rows = Rows.of[axis](x.shape())
     if rows.is_empty():
         return
-    var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if plain and not has_epilogue_fusion:
+        var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
         var source_ptr = address[x.dtype](x.in_fusion)
         comptime if is_cpu[target]():
             cpu.softmax["auto", y.dtype, contiguous](
@@ -55,16 +55,9 @@ def softmax[
                 target_ptr, source_ptr, rows, ctx
             )
     else:
-        var logits = Logits[x.InFusion, x.dtype, x.rank, axis, False](
-            x.in_fusion, x.shape()
+        masked_softmax[target, axis, False, False, False, has_epilogue_fusion](
+            y, x, x, ctx
         )
-        var results = Results[
-            y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
-        ](y.out_fusion, target_ptr, y.shape())
-        comptime if is_cpu[target]():
-            cpu.fused[False, False](results, logits, logits, ctx)
-        else:
-            gpu.fused[False, False](results, logits, logits, ctx)
 
 
 @inline(.always)

@@ -71,7 +71,7 @@ def softmax(
     if plain and type(x) in (np.ndarray, Buffer) and block_size is None and unroll is None:
         key = _key(x, axis, device, algorithm)
         shortcut = _shortcuts.get(key) if key else None
-        if shortcut and _lies_as_it_is(x):
+        if shortcut and (x.flags.carray if type(x) is np.ndarray else x.is_contiguous):
             return shortcut.take(x)
     if isinstance(x, Value):
         raise TypeError("x is a value of a graph, not an array: use maxsoftmax.ops.softmax")
@@ -83,19 +83,18 @@ def softmax(
         kernel = Kernel(runtime.device("cpu" if device is None else device), algorithm, block_size, unroll)
         axes = normalize_axes(axis, array.ndim)
         y = _of_bits(*to_bits(array), axes, kernel).view(array.dtype)[()]
-        as_it_is = array is x and kernel.device.is_host and _lies_as_it_is(x) and x.dtype.name != "bfloat16"
-        if key and as_it_is and x.ndim and x.size and are_consecutive(axes):
-            _learn(key, DType.from_numpy(x.dtype), Rows.of(x.shape, axes), kernel)
+        taken_as_it_lies = array is x and x.flags.carray and x.ndim and x.dtype.name != "bfloat16"
+        if key and taken_as_it_lies and kernel.device.is_host:
+            _learn(key, DType.from_numpy(x.dtype), x.shape, axes, kernel)
         return y
     buffer = as_buffer(x)
     where = buffer.device
     kernel = Kernel(where if device is None else runtime.device(device), algorithm, block_size, unroll)
     axes = normalize_axes(axis, buffer.rank)
     if buffer.dtype in DTYPES and are_consecutive(axes):
-        rows = Rows.of(tuple(buffer.shape), axes)
-        result = _of_buffer(buffer, rows, kernel)
-        if key and buffer.num_elements:
-            _learn(key, buffer.dtype, rows, kernel)
+        result = _of_buffer(buffer, Rows.of(tuple(buffer.shape), axes), kernel)
+        if key:
+            _learn(key, buffer.dtype, tuple(buffer.shape), axes, kernel)
     else:
         # What the kernels cannot take as it lies is arranged by NumPy.
         if buffer.dtype == DType.bfloat16:
@@ -243,18 +242,13 @@ def _key(x: np.ndarray | Buffer, axis: Any, device: Any, algorithm: Any) -> tupl
     return x.dtype, x.shape, axis, device, algorithm
 
 
-def _lies_as_it_is(x: np.ndarray | Buffer) -> bool:
-    """Returns whether a model can take the memory of `x`."""
-    if isinstance(x, np.ndarray):
-        return x.flags.carray and x.dtype.isnative
-    return bool(x.is_contiguous)
-
-
-def _learn(key: tuple[Any, ...], dtype: DType, rows: Rows, kernel: Kernel) -> None:
-    """Remembers how something was computed that was taken as it lies, where it lies."""
-    if len(_shortcuts) >= MOST_SHORTCUTS:
-        _shortcuts.clear()
-    _shortcuts[key] = Shortcut(runtime.model(signature(kernel, dtype, rows), rows.n), rows.shape)
+def _learn(key: tuple[Any, ...], dtype: DType, shape: tuple[int, ...], axes: tuple[int, ...], kernel: Kernel) -> None:
+    """Remembers how contiguous memory was computed, where it is, if there is any and it was taken as it lies."""
+    if math.prod(shape) and are_consecutive(axes):
+        rows = Rows.of(shape, axes)
+        if len(_shortcuts) >= MOST_SHORTCUTS:
+            _shortcuts.clear()
+        _shortcuts[key] = Shortcut(runtime.model(signature(kernel, dtype, rows), rows.n), rows.shape)
 
 
 def are_consecutive(axes: tuple[int, ...] | list[int]) -> bool:

@@ -169,7 +169,7 @@ def _span(row: Row, start: Int, n: Int) -> MaxSum[row.accum, 1]:
 @inline(.always)
 def _write[
     masked: Bool
-](y: ResultRow, row: Row, start: Int, end: Int, pair: MaxSum[row.accum, 1],):
+](y: ResultRow, row: Row, start: Int, end: Int, pair: MaxSum[row.accum, 1]):
     """Writes the probabilities of a row's elements `start` to `end`."""
     comptime width = simd_width_of[row.accum]()
     var i = start
@@ -195,7 +195,7 @@ def _write[
 @inline(.always)
 def _columns[
     lanes: Int, masked: Bool, has_sink: Bool
-](y: Results, x: Logits, sink: Logits, outer: Int, inner: Int, n: Int,):
+](y: Results, x: Logits, sink: Logits, outer: Int, inner: Int, n: Int):
     """Computes `lanes` rows that are neighbours along the last axis."""
     comptime Vector = SIMD[x.accum, lanes]
     var row = x.row(outer, inner)

@@ -6,28 +6,18 @@ computed again for the probabilities.
 
 from std.bit import next_power_of_two
 from std.math import ceildiv
-from std.memory import unsafe_stack_allocation
 from std.sys import size_of
-from std.utils.numerics import neg_inf
-from std.utils.static_tuple import StaticTuple
-from max.gpu import (
-    MAX_THREADS_PER_BLOCK_METADATA,
-    block_idx,
-    grid_dim,
-    thread_idx,
-)
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits
-from ..online import MaxSum, Sum, accumulator
 from ..results import Results
 from ..rows import Rows
 from .cluster import PORTABLE_BLOCKS, has_clusters
 from .fused_tile import fused_tile_kernel, kept_dtype
+from .fused_twice import columns_kernel, rows_kernel
 from .stripe import VECTOR_BYTES
-from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
-from .warp_reduction import pair_reduce
+from .tree_reduction import MAX_GRID
 
 comptime BLOCK_SIZE = 512
 """Threads a block where a row is read twice."""
@@ -297,195 +287,3 @@ def fused[
             in_vectors()
         else:
             in_elements()
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
-)
-def rows_kernel[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    masked: Bool,
-    has_sink: Bool,
-    block_size: Int,
-    vectors: Int,
-    width: Int,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    rows: Int64,
-    n: Int64,
-):
-    """Writes the softmax of `rows` rows of `n` along the last axis, a block for each.
-
-    Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The last axis.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
-        has_sink: Whether there is one more logit a row, in the denominator only.
-        block_size: Threads a block, at least a warp.
-        vectors: Vectors that a thread keeps in registers.
-        width: Elements a vector, of which `n` is a multiple.
-
-    Args:
-        y: Probabilities.
-        x: Logits.
-        sink: The additional logits.
-        rows: How many; block b takes row b and every gridDim-th after it.
-        n: Length of each.
-    """
-    comptime accum = accumulator[in_dtype]()
-    comptime Vector = SIMD[accum, width]
-    comptime step = block_size * width
-    var thread = Int(thread_idx.x)
-    for index in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
-        var row = x.row(index, 0)
-        var target = y.row(index, 0)
-        var held = Array[Vector, vectors](fill=Vector(neg_inf[accum]()))
-        comptime for j in range(vectors):
-            var i = thread * width + j * step
-            if i < row.length:
-                held[j] = row.load[width, width](i)
-        var pair = MaxSum[accum, width]()
-        pair.add(held)
-        for i in range(thread * width + vectors * step, row.length, step):
-            pair.add(Array[Vector, 1](fill=row.load[width, width](i)))
-
-        var whole = pair_reduce[block_size](thread, pair)
-        comptime if has_sink:
-            whole.add(
-                Array[SIMD[accum, 1], 1](fill=sink.row(index, 0).load[1](0))
-            )
-        var normalizer = whole.normalizer()
-        var empty = Bool(whole.m == neg_inf[accum]() and whole.d.value == 0)
-
-        @inline(.always)
-        def store(i: Int, logits: Vector) {imm}:
-            var values = normalizer.probability(logits)
-            comptime if masked:
-                if empty:
-                    values = 0
-            target.store[width](i, values.cast[out_dtype]())
-
-        comptime for j in range(vectors):
-            var i = thread * width + j * step
-            if i < Int(n):
-                store(i, held[j])
-        for i in range(thread * width + vectors * step, Int(n), step):
-            var logits = Vector(neg_inf[accum]())
-            if i < row.length:
-                logits = row.load[width, width](i)
-            store(i, logits)
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
-)
-def columns_kernel[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    masked: Bool,
-    has_sink: Bool,
-    block_size: Int,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    outer: Int64,
-    n: Int64,
-    inner: Int64,
-    columns: Int64,
-):
-    """Writes the softmax along an axis that is not the last, threads along `inner` so that their accesses coalesce.
-
-    Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The axis.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
-        has_sink: Whether there is one more logit a row, in the denominator only.
-        block_size: Threads a block, a power of two.
-
-    Args:
-        y: Probabilities.
-        x: Logits.
-        sink: The additional logits.
-        outer: Product of the dimensions before the axis.
-        n: Length of the axis.
-        inner: Product of the dimensions after the axis.
-        columns: Rows a block takes at a time, a power of two up to `block_size`.
-    """
-    comptime accum = accumulator[in_dtype]()
-    var maxima = unsafe_stack_allocation[
-        block_size, Scalar[accum], address_space=AddressSpace.SHARED
-    ]()
-    var sums = unsafe_stack_allocation[
-        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
-    ]()
-    var thread = Int(thread_idx.x)
-    var start = thread // Int(columns)
-    var step = block_size // Int(columns)
-    var tiles = ceildiv(Int(inner), Int(columns))
-    for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
-        var before = tile // tiles
-        var after = tile % tiles * Int(columns) + thread % Int(columns)
-        # Threads beyond the last row only keep the others company at the barriers.
-        var taken = after < Int(inner)
-        var row = x.row(before, after if taken else 0)
-        var pair = MaxSum[accum, 1]()
-        for i in range(start, row.length if taken else 0, step):
-            pair.add(Array[SIMD[accum, 1], 1](fill=row.load[1](i)))
-        var m = tree_reduce[block_size, larger[accum]](
-            maxima, thread, pair.m, Int(columns)
-        )
-        var d = tree_reduce[block_size, plus[accum]](
-            sums, thread, pair.collapse(m), Int(columns)
-        )
-        var whole = MaxSum[accum, 1](m, d)
-        comptime if has_sink:
-            if taken:
-                whole.add(
-                    Array[SIMD[accum, 1], 1](
-                        fill=sink.row(before, after).load[1](0)
-                    )
-                )
-        var normalizer = whole.normalizer()
-        var empty = Bool(m == neg_inf[accum]() and whole.d.value == 0)
-        var target = y.row(before, after if taken else 0)
-        for i in range(start, Int(n) if taken else 0, step):
-            var logit = SIMD[accum, 1](neg_inf[accum]())
-            if i < row.length:
-                logit = row.load[1](i)
-            var value = normalizer.probability(logit)
-            comptime if masked:
-                if empty:
-                    value = 0
-            target.store(i, value.cast[out_dtype]())

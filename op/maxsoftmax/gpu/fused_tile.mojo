@@ -154,7 +154,7 @@ def fused_tile_kernel[
     var largest = held[0]
     comptime for j in range(1, vectors):
         largest = maximum(largest, held[j])
-    # Of which some threads may have nothing in the last.
+    # In the last, some of the team may have nothing to take.
     var rounds = ceildiv(max(0, length - start), step)
     var slots = Kept()
     comptime if slotted:

@@ -35,7 +35,7 @@ OPS = {
 """The ops by name."""
 
 ATTENTION = ("scaled_softmax", "causal_softmax")
-"""The last of them."""
+"""Those of attention, which a graph says in several ops."""
 
 SCALE = 0.125
 """What "scaled_softmax" multiplies logits by."""

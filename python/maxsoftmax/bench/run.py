@@ -10,9 +10,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from max.driver import Device
-from max.dtype import DType
 
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.clock import DeviceClock, HostClock
@@ -42,7 +42,7 @@ class Bench:
         self.threads = threads
         self.providers: dict[str, Provider | str] = {}
         """Each that took part so far, or why it could not."""
-        self._done: set[tuple[Case, Entry]] = set()
+        self._done: set[tuple[Any, ...]] = set()
         versions = {
             "python": platform.python_version(),
             "max": distribution_version("max", "modular"),
@@ -72,8 +72,8 @@ class Bench:
                 raise ValueError(f"cannot resume a run whose {what} was {then.get(what, 'missing')}, not {value}")
         now.date, now.versions = earlier.date, {**earlier.versions, **now.versions}
         now.records = list(earlier.records)
-        found = {_way(r) for r in earlier.records if r.suite == suite}
-        self._done = found.intersection(itertools.product(cases, entries))
+        found = {_of_record(r) for r in earlier.records}
+        self._done = found.intersection(_of_way(suite, *way) for way in itertools.product(cases, entries))
 
     @property
     def done(self) -> int:
@@ -83,7 +83,7 @@ class Bench:
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
         ways = list(itertools.product(cases, entries))
-        missing = [way for way in ways if way not in self._done]
+        missing = [way for way in ways if _of_way(suite, *way) not in self._done]
         for name in dict.fromkeys(entry.provider for _, entry in missing):
             provider = self._provider(name)
             if not isinstance(provider, str):
@@ -96,8 +96,8 @@ class Bench:
                 self.results.records.append(self._measure(suite, case, entry))
         finally:
             if self._done:
-                place = {way: i for i, way in enumerate(ways)}
-                self.results.records.sort(key=lambda r: place.get(_way(r), -1) if r.suite == suite else -1)
+                place = {_of_way(suite, *way): i for i, way in enumerate(ways)}
+                self.results.records.sort(key=lambda r: place.get(_of_record(r), -1))
 
     def _measure(self, suite: str, case: Case, entry: Entry) -> Record:
         provider = self._provider(entry.provider)
@@ -136,10 +136,14 @@ class Bench:
         return ""
 
 
-def _way(r: Record) -> tuple[Case, Entry]:
-    """Returns what a record is of."""
-    case = Case(r.shape, DType[r.dtype], r.axis, r.op)
-    return case, Entry(r.provider, r.algorithm, r.block_size, r.unroll)
+def _of_record(r: Record) -> tuple[Any, ...]:
+    """Returns what tells a record from others."""
+    return r.suite, r.op, r.dtype, r.shape, r.axis, r.provider, r.algorithm, r.block_size, r.unroll
+
+
+def _of_way(suite: str, case: Case, entry: Entry) -> tuple[Any, ...]:
+    """Returns what will tell the record of an entry on a case from others."""
+    return suite, case.op, case.dtype.name, case.shape, case.axis, *entry
 
 
 def usable_cores() -> int:
