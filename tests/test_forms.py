@@ -110,6 +110,25 @@ def test_rows_around_every_edge(device, beyond):
         np.testing.assert_allclose(y, attention(x, mask=mask, causal=True), rtol=4e-6, atol=1e-30, err_msg=str(keys))
 
 
+COLUMN_EDGES = [4, 8, 16, 64, 128, 384, 672, 1024, 3072, 5376]
+"""The same along another axis."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", [16, 13])
+def test_columns_around_every_edge(device, heads, dtype):
+    options = {"scale": 0.3, "causal": True, "sink": logits((heads,), seed=2) if heads == 16 else None}
+    for keys in [max(2, edge + beyond) for edge in COLUMN_EDGES for beyond in (-1, 0, 1)]:
+        x = logits((2, 2, keys, heads), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        x[0, 0, -2, 3] = 90
+        mask = np.random.default_rng(3).random((2, keys, 1)) < 0.7
+        mask[1, :, 0] = False
+        y = maxsoftmax.softmax(x, axis=-2, mask=mask, device=device, **options)
+        rtol, atol = (8.1e-3, 1e-35) if dtype == "bfloat16" else (4e-6, 1e-30)
+        reference = attention(x, -2, mask=mask, **options)
+        np.testing.assert_allclose(y.astype(np.float64), reference, rtol=rtol, atol=atol, err_msg=str(keys))
+
+
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_rows_of_16_bits_with_a_sink_around_every_edge(device, beyond):
     options = {**CASES["everything"][0], "temperature": np.array([[0.5], [2]], np.float32)}

@@ -5,7 +5,7 @@ from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import OutputFusion
 
-from .logits import unravel
+from .logits import piece_width, unravel
 from .rows import Target
 
 
@@ -103,9 +103,12 @@ struct ResultRow[
         comptime if Self.fused:
             var at = self.at
             at[Self.axis] += i
-            self.fusion.store[Self.dtype, Self.rank, width, alignment](
-                at, values
-            )
+            comptime piece = piece_width[Self.Fusion](Int(width))
+            comptime for k in range(0, Int(width), piece):
+                self.fusion.store[
+                    Self.dtype, Self.rank, piece, min(piece, alignment)
+                ](at, values.slice[piece, offset=k]())
+                at[Self.rank - 1] += piece
         else:
             self.memory.unsafe_store[
                 alignment=alignment * size_of[Self.dtype]()

@@ -15,6 +15,7 @@ from max.gpu.host import DeviceContext
 from ..gradient import Gradient
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
+from .overlap import follow, overlapped
 from .tree_reduction import MAX_GRID, plus, tree_reduce
 
 comptime BLOCK_SIZE = 256
@@ -60,6 +61,7 @@ def backward_columns_kernel[
     var step = BLOCK_SIZE // Int(columns)
     var tiles = ceildiv(Int(inner), Int(columns))
 
+    follow()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
         var column = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
@@ -120,4 +122,5 @@ def backward_columns[
         Int64(width),
         grid_dim=min(rows.outer * ceildiv(rows.inner, width), MAX_GRID),
         block_dim=BLOCK_SIZE,
+        attributes=overlapped(),
     )

@@ -20,6 +20,7 @@ from max.gpu.host import DeviceContext
 from ..gradient import Gradient
 from ..online import Sum
 from ..rows import Rows, Source, Target
+from .overlap import follow, overlapped
 from .part import Part
 from .team import team_reduce, total
 from .tile import add
@@ -76,6 +77,7 @@ def backward_grid_kernel[
     ]()
     var thread = Int(thread_idx.x)
     var rank = Int(block_idx.x) % Int(blocks)
+    follow()
     for row in range(
         Int(block_idx.x) // Int(blocks),
         Int(rows),
@@ -171,5 +173,6 @@ def backward_grid[
             Int64(share),
             grid_dim=min(rows.count(), MAX_GRID // blocks) * blocks,
             block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
         )
     _ = memory^

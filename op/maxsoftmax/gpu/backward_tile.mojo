@@ -19,6 +19,7 @@ from ..gradient import Gradient
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster
+from .overlap import follow, overlapped
 from .part import LINE_BYTES, Part, anew
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
@@ -98,6 +99,7 @@ def backward_tile_kernel[
         (Int(dy) - Int(y)) // size_of[dtype]()
     )
 
+    follow()
     comptime if slotted:
         for i in range(vectors, last):
             slots.stage(2 * (i - vectors), part, i)
@@ -225,6 +227,7 @@ def backward_tile[
         UInt32(0),
         grid_dim=ceildiv(rows.count(), block_size // team),
         block_dim=block_size,
+        attributes=overlapped(),
     )
 
 
@@ -287,6 +290,7 @@ def backward_tile_cluster[
             UInt32(bytes)
         ),
         cluster_dim=Dim(blocks, 1, 1),
+        attributes=overlapped(),
     )
 
 

@@ -28,6 +28,7 @@ from .column_part import (
     ColumnPart,
     Scratch,
 )
+from .overlap import follow, overlapped
 from .stripe import VECTOR_BYTES
 from .team import maximum
 from .tile import add, write_pair
@@ -43,6 +44,131 @@ comptime WRITING = 4
 
 comptime Floats = Pointer[Float32, MutUntrackedOrigin]
 """Where pairs wait between the launches: for each span, first the maxima of all columns, then their sums."""
+
+
+struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
+    """What a thread has seen of its columns.
+
+    Parameters:
+        exact: Of the scale of their exponentials.
+        width: How many columns.
+    """
+
+    comptime S = Scale[Self.exact, Self.width]
+    comptime Values = SIMD[DType.float32, Self.width]
+
+    var m: Self.Values
+    """The maxima."""
+    var scale: Self.S
+    """What the exponentials are in."""
+    var d: Sum[DType.float32, Self.width]
+    """Their sums."""
+
+    @inline(.always)
+    def __init__(out self):
+        """Nothing yet."""
+        self.m = Self.Values(neg_inf[DType.float32]())
+        self.scale = Self.S(self.m)
+        self.d = Sum[DType.float32, Self.width]()
+
+    @inline(.always)
+    def add[
+        dtype: DType, //
+    ](mut self, raw: Array[SIMD[dtype, Self.width], UNROLL]):
+        """Adds some positions."""
+        var largest = raw[0]
+        comptime for j in range(1, UNROLL):
+            largest = maximum(largest, raw[j])
+        var larger = maximum(self.m, largest.cast[DType.float32]())
+        # After the first few vectors hardly ever.
+        if not larger.eq(self.m).reduce_and():
+            var raised = Self.S(larger)
+            var nothing = self.m.eq(neg_inf[DType.float32]())
+            self.d.scale(
+                nothing.select(Self.Values(0), self.scale.over(raised))
+            )
+            self.m = larger
+            self.scale = raised
+        var terms = self.scale.exp(raw[0].cast[DType.float32]())
+        comptime for j in range(1, UNROLL):
+            terms += self.scale.exp(raw[j].cast[DType.float32]())
+        add[Self.exact](self.d, terms)
+
+    @inline(.always)
+    def leave[
+        lanes: Int
+    ](self, pairs: Floats, span: UInt32, index: UInt32, total: UInt32):
+        """Leaves the pairs of what the threads of each lane have seen. Every thread of the block calls this, once.
+
+        Parameters:
+            lanes: Vectors of columns that the block takes.
+
+        Args:
+            pairs: Where.
+            span: Which positions they are of.
+            index: Which vector of columns this thread has.
+            total: How many there are.
+        """
+        var maxima = Scratch[lanes, Self.width]()
+        var sums = Scratch[lanes, Self.width]()
+        var thread = Int(thread_idx.x)
+        var all = maxima.reduce[True](thread, self.m)
+        var sum = sums.reduce[False](
+            thread, Pair(self.m, self.d.value).sum_over(Self.S(all))
+        )
+        if thread < lanes and index < total:
+            var mine = pairs.unsafe_offset(
+                (Int(span) * 2 * Int(total) + Int(index)) * Self.width
+            )
+            mine.unsafe_store[alignment=4 * Self.width](0, all)
+            mine.unsafe_store[alignment=4 * Self.width](
+                Int(total) * Self.width, sum
+            )
+
+
+@inline(.always)
+def merge_spans[
+    exact: Bool, lanes: Int, width: Int
+](pairs: Floats, index: UInt32, total: UInt32, spans: Int) -> Pair[width]:
+    """Returns what all spans have left of a vector of columns. Every thread of the block calls this, once.
+
+    Parameters:
+        exact: Of the scale that the sums are in.
+        lanes: Vectors of columns that the block takes.
+        width: Columns a vector.
+
+    Args:
+        pairs: Where they are.
+        index: Which vector of columns this thread has.
+        total: How many there are.
+        spans: How many.
+    """
+    comptime Values = SIMD[DType.float32, width]
+    comptime deep = COLUMN_THREADS // lanes
+    var maxima = Scratch[lanes, width]()
+    var sums = Scratch[lanes, width]()
+    var thread = Int(thread_idx.x)
+    # Lanes beyond the last column read the last one's pairs.
+    var column = Int(min(index, total - 1)) * width
+    var stride = Int(total) * width
+    var m = Values(neg_inf[DType.float32]())
+    for i in range(thread // lanes, spans, deep):
+        m = maximum(
+            m,
+            pairs.unsafe_load[width=width, alignment=4 * width](
+                column + 2 * i * stride
+            ),
+        )
+    m = maxima.reduce[True](thread, m)
+    var scale = Scale[exact, width](m)
+    var d = Values(0)
+    for i in range(thread // lanes, spans, deep):
+        var theirs = pairs.unsafe_offset(column + 2 * i * stride)
+        d += Pair(
+            theirs.unsafe_load[width=width, alignment=4 * width](),
+            theirs.unsafe_load[width=width, alignment=4 * width](stride),
+        ).sum_over(scale)
+    return Pair(m, sums.reduce[False](thread, d))
 
 
 @__llvm_metadata(
@@ -78,11 +204,6 @@ def column_pairs_kernel[
     """
     comptime P = ColumnPart[dtype, lanes, width]
     comptime exact = size_of[dtype]() > 2
-    comptime S = Scale[exact, width]
-    comptime Vector = SIMD[DType.float32, width]
-    comptime none = Vector(neg_inf[DType.float32]())
-    var maxima = Scratch[lanes, width]()
-    var sums = Scratch[lanes, width]()
     var thread = Int(thread_idx.x)
     var span = UInt32(block_idx.x) // UInt32(tiles)
     var index = (UInt32(block_idx.x) - span * UInt32(tiles)) * UInt32(
@@ -99,36 +220,15 @@ def column_pairs_kernel[
         Int(span),
         Int(share),
     )
-    var m = none
-    var scale = S(m)
-    var d = Sum[DType.float32, width]()
+    follow()
+    var running = Running[exact, width]()
     for i in range(0, part.rounds() + 1, UNROLL):
         var raw = Array[P.Raw, UNROLL](fill=P.Raw(neg_inf[dtype]()))
         comptime for j in range(UNROLL):
             if part.has(i + j):
                 raw[j] = part.load(i + j)
-        var largest = raw[0]
-        comptime for j in range(1, UNROLL):
-            largest = maximum(largest, raw[j])
-        var larger = maximum(m, largest.cast[DType.float32]())
-        # After the first few vectors hardly ever.
-        if not larger.eq(m).reduce_and():
-            var raised = S(larger)
-            d.scale(m.eq(none).select(Vector(0), scale.over(raised)))
-            m = larger
-            scale = raised
-        var terms = scale.exp(raw[0].cast[DType.float32]())
-        comptime for j in range(1, UNROLL):
-            terms += scale.exp(raw[j].cast[DType.float32]())
-        add[exact](d, terms)
-    var all = maxima.reduce[True](thread, m)
-    var sum = sums.reduce[False](thread, Pair(m, d.value).sum_over(S(all)))
-    if thread < lanes and index < UInt32(total):
-        var mine = pairs.unsafe_offset(
-            (Int(span) * 2 * Int(total) + Int(index)) * width
-        )
-        mine.unsafe_store[alignment=4 * width](0, all)
-        mine.unsafe_store[alignment=4 * width](Int(total) * width, sum)
+        running.add(raw)
+    running.leave[lanes](pairs, span, index, UInt32(total))
 
 
 @__llvm_metadata(
@@ -168,10 +268,8 @@ def column_quotients_kernel[
         spans: How many there are.
     """
     comptime P = ColumnPart[dtype, lanes, width]
-    comptime S = Scale[size_of[dtype]() > 2, width]
+    comptime exact = size_of[dtype]() > 2
     comptime Vector = SIMD[DType.float32, width]
-    var maxima = Scratch[lanes, width]()
-    var sums = Scratch[lanes, width]()
     var thread = Int(thread_idx.x)
     # The last block's work is done first.
     var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
@@ -179,36 +277,18 @@ def column_quotients_kernel[
     var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
         thread % lanes
     )
-    # Lanes beyond the last column read the last one's pairs.
-    var column = Int(min(index, UInt32(total) - 1)) * width
-    var stride = Int(total) * width
-
-    var m = Vector(neg_inf[DType.float32]())
-    for i in range(thread // lanes, Int(spans), P.deep):
-        m = maximum(
-            m,
-            pairs.unsafe_load[width=width, alignment=4 * width](
-                column + 2 * i * stride
-            ),
-        )
-    m = maxima.reduce[True](thread, m)
-    var scale = S(m)
-    var d = Vector(0)
-    for i in range(thread // lanes, Int(spans), P.deep):
-        var theirs = pairs.unsafe_offset(column + 2 * i * stride)
-        d += Pair(
-            theirs.unsafe_load[width=width, alignment=4 * width](),
-            theirs.unsafe_load[width=width, alignment=4 * width](stride),
-        ).sum_over(scale)
-    d = sums.reduce[False](thread, d)
-    var pair = Pair(m, d)
+    follow()
+    var pair = merge_spans[exact, lanes, width](
+        pairs, index, UInt32(total), Int(spans)
+    )
     comptime if finish == Finish.PAIR:
         if span == 0 and thread < lanes and index < UInt32(total):
-            write_pair[size_of[dtype]() > 2](y, column, pair)
+            write_pair[exact](y, Int(index) * width, pair)
         return
     var factor = pair.reciprocal()
     comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[size_of[dtype]() > 2]())
+        factor = logarithm(pair.relative[exact]())
+    var scale = Scale[exact, width](pair.m)
 
     var part = P(
         y,
@@ -231,7 +311,7 @@ def column_quotients_kernel[
                 var logits = raw[j].cast[DType.float32]()
                 var result: Vector
                 comptime if finish == Finish.LOGARITHMS:
-                    result = (logits - m) - factor
+                    result = (logits - pair.m) - factor
                 else:
                     result = scale.exp(logits) * factor
                 part.store(group * UNROLL + j, result.cast[dtype]())
@@ -287,6 +367,7 @@ def column_grid[
         Int64(share),
         grid_dim=tiles * spans,
         block_dim=COLUMN_THREADS,
+        attributes=overlapped(),
     )
     ctx.enqueue_function[column_quotients_kernel[dtype, finish, lanes, width]](
         y,
@@ -300,5 +381,6 @@ def column_grid[
         Int64(spans),
         grid_dim=tiles * spans,
         block_dim=COLUMN_THREADS,
+        attributes=overlapped(),
     )
     _ = memory^

@@ -23,6 +23,7 @@ from .column_part import (
     Scratch,
     scratch_bytes,
 )
+from .overlap import follow, overlapped
 from .part import again, anew
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
@@ -99,6 +100,7 @@ def column_tile_kernel[
     )
     var last = max(vectors, part.rounds())
 
+    follow()
     var slots = Slots[dtype, COLUMN_THREADS, width]()
     comptime if slotted:
         for i in range(vectors, last):
@@ -147,7 +149,7 @@ def column_tile_kernel[
         pair = Pair(m, sums.reduce[False](thread, sum.value))
     else:
         _ = sums.gather[False](thread, sum.value)
-        pair = _merge[exact](
+        pair = merge_columns[exact](
             rebind[Cluster[True, lanes * width]](cluster), maxima, sums, thread
         )
         var of_row = S(pair.m)
@@ -237,6 +239,7 @@ def column_tile[
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
             UInt32(bytes)
         ),
+        attributes=overlapped(),
     )
 
 
@@ -296,6 +299,7 @@ def column_tile_cluster[
             UInt32(bytes)
         ),
         cluster_dim=Dim(blocks, 1, 1),
+        attributes=overlapped(),
     )
 
 
@@ -333,7 +337,7 @@ def _slot_bytes[lanes: Int](share: Int, vectors: Int) -> Int:
 
 
 @inline(.always)
-def _merge[
+def merge_columns[
     lanes: Int, width: Int, //, exact: Bool
 ](
     cluster: Cluster[True, lanes * width],

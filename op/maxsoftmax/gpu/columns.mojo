@@ -22,6 +22,7 @@ from ..exponential import Unit
 from ..finish import Finish
 from ..online import MaxSum, Sum, accumulator
 from ..rows import Rows, Source, Target
+from .overlap import follow, overlapped
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
 
@@ -65,6 +66,7 @@ def columns_kernel[
     var step = block_size // Int(columns)
     var tiles = ceildiv(Int(inner), Int(columns))
 
+    follow()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
         var column = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
@@ -141,4 +143,5 @@ def columns[
         Int64(width),
         grid_dim=min(rows.outer * ceildiv(rows.inner, width), MAX_GRID),
         block_dim=block_size,
+        attributes=overlapped(),
     )

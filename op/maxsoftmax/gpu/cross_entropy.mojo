@@ -14,6 +14,7 @@ from max.gpu.host import DeviceContext
 from ..loss import Class, Loss
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
+from .overlap import follow, overlapped
 from .totals import BLOCK_SIZE, Parts, Total, totals_kernel
 from .tree_reduction import plus, tree_reduce
 
@@ -63,6 +64,7 @@ def losses_kernel[
         address_space=AddressSpace.SHARED,
     ]()
     var total = Total[accum]()
+    follow()
     for row in range(
         (Int(block_idx.x) * BLOCK_SIZE + thread) // team,
         rows.count(),
@@ -142,6 +144,7 @@ def losses[
             Int64(ignored),
             grid_dim=parts.blocks,
             block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
         )
         parts.add[True](totals, losses, ctx)
 

@@ -16,6 +16,7 @@ from ..exponential import Scale
 from ..loss import Class, Loss
 from ..online import accumulator
 from ..rows import Rows, Source, Target
+from .overlap import follow, overlapped
 from .part import Part
 from .totals import BLOCK_SIZE, Parts, counts_kernel
 from .tree_reduction import MAX_GRID
@@ -72,6 +73,7 @@ def gradients_kernel[
     var thread = Int(thread_idx.x)
     comptime teams = BLOCK_SIZE // team
     # Which part is said by the other dimension of the grid: a division would take as long as a vector.
+    follow()
     for row in range(
         Int(block_idx.x) * teams + thread // team,
         Int(rows),
@@ -200,6 +202,7 @@ def column_gradients_kernel[
     """
     comptime accum = accumulator[dtype]()
     var rows = Rows(Int(outer), Int(n), Int(inner))
+    follow()
     for row in range(
         Int(block_idx.x) * BLOCK_SIZE + Int(thread_idx.x),
         rows.count(),
@@ -288,6 +291,7 @@ def gradients[
             Int64(ignored),
             grid_dim=parts.blocks,
             block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
         )
         parts.add[False](share, dloss, ctx)
         scales = share.unsafe_offset(1)
@@ -315,6 +319,7 @@ def gradients[
                     1,
                 ),
                 block_dim=BLOCK_SIZE,
+                attributes=overlapped(),
             )
 
         # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.
@@ -344,6 +349,7 @@ def gradients[
                 1,
             ),
             block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
         )
     # Not before: what is freed may be somebody else's by the time it is read.
     _ = memory^

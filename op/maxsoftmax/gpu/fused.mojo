@@ -4,7 +4,6 @@ Whatever MAX fused into the input is computed in the load, and nothing of it is 
 computed again for the probabilities.
 """
 
-from std.bit import next_power_of_two
 from std.math import ceildiv
 from std.sys import size_of
 from max.gpu.host import DeviceContext, Dim, FuncAttribute
@@ -14,8 +13,10 @@ from ..logits import Logits
 from ..results import Results
 from ..rows import Rows
 from .cluster import PORTABLE_BLOCKS, has_clusters
+from .fused_columns import fused_columns
 from .fused_tile import fused_tile_kernel, kept_dtype
-from .fused_twice import columns_kernel, rows_kernel
+from .fused_twice import rows_kernel
+from .overlap import overlapped
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID
 
@@ -67,6 +68,32 @@ def fused[
         ctx: The GPU and its stream.
     """
     comptime width = VECTOR_BYTES // size_of[out_dtype]()
+    comptime Tile[
+        block_size: Int,
+        team: Int,
+        vectors: Int,
+        clustered: Bool,
+        slotted: Bool,
+        width: Int,
+    ] = fused_tile_kernel[
+        Fusion,
+        Sink,
+        Out,
+        in_dtype,
+        out_dtype,
+        rank,
+        axis,
+        causal,
+        epilogue,
+        masked,
+        has_sink,
+        block_size,
+        team,
+        vectors,
+        clustered,
+        slotted,
+        width,
+    ]
     var rows = x.rows()
 
     @inline(.always)
@@ -77,25 +104,7 @@ def fused[
         width: Int,
     ]() raises {imm}:
         ctx.enqueue_function[
-            fused_tile_kernel[
-                Fusion,
-                Sink,
-                Out,
-                in_dtype,
-                out_dtype,
-                rank,
-                axis,
-                causal,
-                epilogue,
-                masked,
-                has_sink,
-                block_size,
-                team,
-                vectors,
-                False,
-                False,
-                width,
-            ]
+            Tile[block_size, team, vectors, False, False, width]
         ](
             y,
             x,
@@ -105,6 +114,7 @@ def fused[
             Int64(rows.n),
             grid_dim=ceildiv(rows.count(), block_size // team),
             block_dim=block_size,
+            attributes=overlapped(),
         )
 
     @inline(.always)
@@ -129,18 +139,7 @@ def fused[
         var share = ceildiv(rows.n, blocks * line) * line
         var bytes = max(0, ceildiv(share, step) - vectors) * slot
         ctx.enqueue_function[
-            fused_tile_kernel[
-                Fusion,
-                Sink,
-                Out,
-                in_dtype,
-                out_dtype,
-                rank,
-                axis,
-                causal,
-                epilogue,
-                masked,
-                has_sink,
+            Tile[
                 CLUSTER_BLOCK_SIZE,
                 CLUSTER_BLOCK_SIZE,
                 vectors,
@@ -162,6 +161,7 @@ def fused[
                 UInt32(bytes)
             ),
             cluster_dim=Dim(blocks, 1, 1),
+            attributes=overlapped(),
         )
         return True
 
@@ -192,6 +192,7 @@ def fused[
             Int64(rows.n),
             grid_dim=min(rows.count(), MAX_GRID),
             block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
         )
 
     @inline(.always)
@@ -252,33 +253,7 @@ def fused[
             long[1]()
 
     comptime if axis != rank - 1:
-        var columns = min(32, next_power_of_two(rows.inner))
-        ctx.enqueue_function[
-            columns_kernel[
-                Fusion,
-                Sink,
-                Out,
-                in_dtype,
-                out_dtype,
-                rank,
-                axis,
-                causal,
-                epilogue,
-                masked,
-                has_sink,
-                BLOCK_SIZE,
-            ]
-        ](
-            y,
-            x,
-            sink,
-            Int64(rows.outer),
-            Int64(rows.n),
-            Int64(rows.inner),
-            Int64(columns),
-            grid_dim=min(rows.outer * ceildiv(rows.inner, columns), MAX_GRID),
-            block_dim=BLOCK_SIZE,
-        )
+        fused_columns[masked, has_sink](y, x, sink, ctx)
     elif in_dtype == DType.float64:
         # Not worth kernels of its own.
         long[1]()

@@ -22,6 +22,7 @@ from ..logits import Logits
 from ..online import Sum
 from ..results import Results
 from .cluster import Cluster, Pair
+from .overlap import follow
 from .slots import Slots
 from .team import greater, largest_lane, maximum, team_reduce, total
 from .tile import GROUP, add, in_unit
@@ -148,6 +149,7 @@ def fused_tile_kernel[
             ]()
         return Vector(neg_inf[DType.float32]())
 
+    follow()
     var held = Array[Vector, vectors](fill=0)
     comptime for j in range(vectors):
         held[j] = load(j)

@@ -17,6 +17,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..logits import Logits
 from ..online import MaxSum, Sum, accumulator
 from ..results import Results
+from .overlap import follow
 from .tree_reduction import larger, plus, tree_reduce
 from .warp_reduction import pair_reduce
 
@@ -75,6 +76,7 @@ def rows_kernel[
     comptime Vector = SIMD[accum, width]
     comptime step = block_size * width
     var thread = Int(thread_idx.x)
+    follow()
     for index in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var row = x.row(index, 0)
         var target = y.row(index, 0)
@@ -176,6 +178,7 @@ def columns_kernel[
     var start = thread // Int(columns)
     var step = block_size // Int(columns)
     var tiles = ceildiv(Int(inner), Int(columns))
+    follow()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
         var before = tile // tiles
         var after = tile % tiles * Int(columns) + thread % Int(columns)

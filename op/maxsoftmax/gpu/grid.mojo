@@ -24,6 +24,7 @@ from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Pair
+from .overlap import follow, overlapped
 from .part import Part
 from .quick_pairs import BLOCK_SIZE, Pairs, quick_pairs_kernel
 from .team import greater, largest_lane, maximum, team_reduce, total
@@ -66,6 +67,7 @@ def pairs_kernel[
     var scratch = _scratch()
     var thread = Int(thread_idx.x)
     var rank = Int(block_idx.x) % Int(blocks)
+    follow()
     for row in range(
         Int(block_idx.x) // Int(blocks),
         Int(rows),
@@ -134,6 +136,7 @@ def quotients_kernel[
     var scratch = _scratch()
     var thread = Int(thread_idx.x)
     var rank = Int(block_idx.x) % Int(blocks)
+    follow()
     for row in range(
         Int(block_idx.x) // Int(blocks),
         Int(rows),
@@ -226,6 +229,7 @@ def grid[
                 Int64(share),
                 grid_dim=count,
                 block_dim=BLOCK_SIZE,
+                attributes=overlapped(),
             )
             return
     var memory = ctx.enqueue_create_buffer[DType.float32](
@@ -248,6 +252,7 @@ def grid[
         Int64(share),
         grid_dim=count,
         block_dim=BLOCK_SIZE,
+        attributes=overlapped(),
     )
     ctx.enqueue_function[quotients_kernel[dtype, finish]](
         y,
@@ -259,6 +264,7 @@ def grid[
         Int64(share),
         grid_dim=count,
         block_dim=BLOCK_SIZE,
+        attributes=overlapped(),
     )
     _ = memory^
 

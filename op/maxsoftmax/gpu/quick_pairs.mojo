@@ -19,6 +19,7 @@ from max.gpu import (
 from ..exponential import Scale, quick_exp
 from ..rows import Source
 from .cluster import Pair
+from .overlap import follow
 from .part import Part
 from .team import greater, largest_lane, maximum, team_reduce, total
 from .tile import write_pair
@@ -70,6 +71,7 @@ def quick_pairs_kernel[
     ]()
     var thread = Int(thread_idx.x)
     var rank = Int(block_idx.x) % Int(blocks)
+    follow()
     for row in range(
         Int(block_idx.x) // Int(blocks),
         Int(rows),

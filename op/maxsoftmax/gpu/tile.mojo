@@ -24,6 +24,7 @@ from ..finish import Finish
 from ..online import Sum
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, Pair
+from .overlap import follow, follow_with, overlapped
 from .part import LINE_BYTES, Part, again
 from .slots import Slots, wait_after
 from .stripe import VECTOR_BYTES
@@ -99,6 +100,11 @@ def tile_kernel[
             part.clear()
     var last = max(vectors, part.rounds())
 
+    comptime if clustered:
+        # Several waves of long rows hide it: 256×128256 bfloat16 took 38.6 µs with the other, 37.6 with this.
+        follow()
+    else:
+        follow_with(Int(part.source) | Int(part.ahead) << 56)
     comptime if slotted:
         for i in range(vectors, last):
             slots.stage(i - vectors, part, i)
@@ -312,6 +318,7 @@ def tile[
             func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                 UInt32(bytes)
             ),
+            attributes=overlapped(),
         )
     else:
         ctx.enqueue_function[kernel](
@@ -322,6 +329,7 @@ def tile[
             Int64(rows.n),
             grid_dim=blocks,
             block_dim=block_size,
+            attributes=overlapped(),
         )
 
 
@@ -382,6 +390,7 @@ def tile_cluster[
             UInt32(bytes)
         ),
         cluster_dim=Dim(blocks, 1, 1),
+        attributes=overlapped(),
     )
 
 

@@ -17,6 +17,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from ..online import Sum
 from ..rows import Source, Target
+from .overlap import follow, overlapped
 from .tree_reduction import plus, tree_reduce
 
 comptime BLOCK_SIZE = 256
@@ -96,6 +97,7 @@ def counts_kernel[
         ignored: The class of rows that do not count.
     """
     var total = Total[accum]()
+    follow()
     for row in range(
         Int(block_idx.x) * BLOCK_SIZE + Int(thread_idx.x),
         Int(rows),
@@ -130,6 +132,7 @@ def totals_kernel[
         blocks: How many there are, at most `MAX_PARTS`.
     """
     var thread = Int(thread_idx.x)
+    follow()
     var total = Total[accum]()
     if thread < Int(blocks):
         total.sum.add(parts[unsafe_offset=2 * thread])
@@ -180,4 +183,5 @@ struct Parts[accum: DType](Movable):
             Int64(self.blocks),
             grid_dim=1,
             block_dim=MAX_PARTS,
+            attributes=overlapped(),
         )
