@@ -35,13 +35,14 @@ def exact(given, wanted):
     if wanted.op == "softmax_backward":
         y, dy = given
         return (y * (dy - (y * dy).sum(wanted.axis, keepdims=True)),)
-    if wanted.op == "scaled_softmax":
+    if wanted.op in ("scaled_softmax", "rescaled_softmax"):
         given = [given[0] * 0.125]
     if wanted.op == "causal_softmax":
         given = [np.where(np.tri(*wanted.shape[-2:], dtype=bool), given[0], -np.inf)]
     log_p = scipy.special.log_softmax(given[0], axis=wanted.axis)
     if not OPS[wanted.op].losses:
-        return (log_p if wanted.op == "log_softmax" else np.exp(log_p),)
+        kept = 2 if wanted.op == "rescaled_softmax" else 1
+        return (log_p if wanted.op == "log_softmax" else kept * np.exp(log_p),)
     rows = np.arange(len(log_p))
     loss = -log_p[rows, given[1]].mean()
     gradient = np.exp(log_p)
@@ -85,7 +86,7 @@ def test_what_is_exact_is_right(op, dtype):
     assert found.max_rel_error < (max(limit, reference.RUNNING_SUM) if OPS[op].losses else limit)
 
 
-@pytest.mark.parametrize("op", ["log_softmax", "softmax_backward", "scaled_softmax"])
+@pytest.mark.parametrize("op", ["log_softmax", "softmax_backward", "scaled_softmax", "rescaled_softmax"])
 @pytest.mark.parametrize("shape", [(4, 30, 5), (2, 3, 4, 5)])
 def test_along_another_axis(op, shape):
     assert measured(computing(), case(op, shape, axis=1)).status == "ok"

@@ -91,6 +91,14 @@ struct Row[
     """How many elements take part: from there on, all are -inf."""
 
     @inline(.always)
+    def beside(self, columns: Int) -> Self:
+        """Returns the row that is so many further along the last axis, where that is not its own.
+        """
+        var result = self
+        result.at[Self.rank - 1] += columns
+        return result
+
+    @inline(.always)
     def load[
         width: Int, alignment: Int = 1
     ](self, i: Int) -> SIMD[Self.accum, width]:

@@ -87,6 +87,17 @@ struct ResultRow[
     """The distance in memory between neighbours in the row."""
 
     @inline(.always)
+    def beside(self, columns: Int) -> Self:
+        """Returns the row that is so many further along the last axis, where that is not its own.
+        """
+        var result = self
+        comptime if Self.fused:
+            result.at[Self.rank - 1] += columns
+        else:
+            result.memory = self.memory.unsafe_offset(columns)
+        return result
+
+    @inline(.always)
     def store[
         width: SIMDLength, //, alignment: Int = 1
     ](self, i: Int, values: SIMD[Self.dtype, width]):

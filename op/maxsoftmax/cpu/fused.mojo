@@ -9,6 +9,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
+from .fused_columns import fused_columns
 from .schedule import share_tasks, workers_for
 
 comptime SPAN = 16384
@@ -59,84 +60,64 @@ def fused[
         sink: The additional logits, one a row.
         ctx: The CPU to run on.
     """
+    comptime if axis != rank - 1:
+        fused_columns[masked, has_sink](y, x, sink, ctx)
+        return
     comptime accum = accumulator[in_dtype]()
-    comptime width = simd_width_of[accum]()
-    comptime contiguous = axis == rank - 1
     var rows = x.rows()
-    # Where the axis is not the last, rows that are neighbours along the last one are taken side by side.
-    var last = 1 if contiguous else x.shape[rank - 1]
-    var tiles = ceildiv(last, width)
-    var tasks = rows.count() // last * tiles
-    var spans = ceildiv(rows.n, SPAN) if contiguous else 1
-    var workers = workers_for(rows.count() * rows.n)
+    var tasks = rows.count()
+    var spans = ceildiv(rows.n, SPAN)
+    var workers = workers_for(tasks * rows.n)
 
     @inline(.always)
     def compute(task: Int) {imm}:
-        comptime if contiguous:
-            var row = x.row(task, 0)
-            var pair = _span(row, 0, rows.n)
-            for span in range(1, spans):
-                pair.merge(_span(row, span * SPAN, rows.n))
-            comptime if has_sink:
-                pair.add(
-                    Array[SIMD[accum, 1], 1](fill=sink.row(task, 0).load[1](0))
-                )
-            _write[masked](y.row(task, 0), row, 0, rows.n, pair)
-        else:
-            var line, tile = divmod(task, tiles)
-            var lines = rows.inner // last
-            var outer = line // lines
-            var first = line % lines * last + tile * width
-            if (tile + 1) * width <= last:
-                _columns[width, masked, has_sink](
-                    y, x, sink, outer, first, rows.n
-                )
-            else:
-                for i in range(last - tile * width):
-                    _columns[1, masked, has_sink](
-                        y, x, sink, outer, first + i, rows.n
-                    )
+        var row = x.row(task, 0)
+        var pair = _span(row, 0, rows.n)
+        for span in range(1, spans):
+            pair.merge(_span(row, span * SPAN, rows.n))
+        comptime if has_sink:
+            pair.add(
+                Array[SIMD[accum, 1], 1](fill=sink.row(task, 0).load[1](0))
+            )
+        _write[masked](y.row(task, 0), row, 0, rows.n, pair)
 
     if spans == 1 or workers == 1 or tasks >= 4 * workers:
         share_tasks(compute, tasks, workers, ctx)
         return
 
-    comptime if contiguous:
-        # Few long rows: their spans are shared out, and the pairs meet in between, in the same order as above.
-        var pairs = List[MaxSum[accum, 1]](
-            length=tasks * spans, fill=MaxSum[accum, 1]()
+    # Few long rows: their spans are shared out, and the pairs meet in between, in the same order as above.
+    var pairs = List[MaxSum[accum, 1]](
+        length=tasks * spans, fill=MaxSum[accum, 1]()
+    )
+    var slots = pairs.unsafe_ptr()
+
+    @inline(.always)
+    def reduce(task: Int) {imm}:
+        var row, span = divmod(task, spans)
+        slots[unsafe_offset=task] = _span(x.row(row, 0), span * SPAN, rows.n)
+
+    share_tasks(reduce, tasks * spans, workers, ctx)
+    for row in range(tasks):
+        for span in range(1, spans):
+            pairs[row * spans].merge(pairs[row * spans + span])
+        comptime if has_sink:
+            pairs[row * spans].add(
+                Array[SIMD[accum, 1], 1](fill=sink.row(row, 0).load[1](0))
+            )
+
+    @inline(.always)
+    def write(task: Int) {imm}:
+        var row, span = divmod(task, spans)
+        _write[masked](
+            y.row(row, 0),
+            x.row(row, 0),
+            span * SPAN,
+            min((span + 1) * SPAN, rows.n),
+            slots[unsafe_offset=row * spans],
         )
-        var slots = pairs.unsafe_ptr()
 
-        @inline(.always)
-        def reduce(task: Int) {imm}:
-            var row, span = divmod(task, spans)
-            slots[unsafe_offset=task] = _span(
-                x.row(row, 0), span * SPAN, rows.n
-            )
-
-        share_tasks(reduce, tasks * spans, workers, ctx)
-        for row in range(tasks):
-            for span in range(1, spans):
-                pairs[row * spans].merge(pairs[row * spans + span])
-            comptime if has_sink:
-                pairs[row * spans].add(
-                    Array[SIMD[accum, 1], 1](fill=sink.row(row, 0).load[1](0))
-                )
-
-        @inline(.always)
-        def write(task: Int) {imm}:
-            var row, span = divmod(task, spans)
-            _write[masked](
-                y.row(row, 0),
-                x.row(row, 0),
-                span * SPAN,
-                min((span + 1) * SPAN, rows.n),
-                slots[unsafe_offset=row * spans],
-            )
-
-        share_tasks(write, tasks * spans, workers, ctx)
-        _ = pairs^
+    share_tasks(write, tasks * spans, workers, ctx)
+    _ = pairs^
 
 
 @inline(.always)
@@ -190,35 +171,6 @@ def _write[
             logit = row.load[1](i)
         y.store(i, normalizer.probability(logit).cast[y.dtype]())
         i += 1
-
-
-@inline(.always)
-def _columns[
-    lanes: Int, masked: Bool, has_sink: Bool
-](y: Results, x: Logits, sink: Logits, outer: Int, inner: Int, n: Int):
-    """Computes `lanes` rows that are neighbours along the last axis."""
-    comptime Vector = SIMD[x.accum, lanes]
-    var row = x.row(outer, inner)
-    var pair = MaxSum[x.accum, lanes]()
-    for i in range(row.length):
-        pair.add(Array[Vector, 1](fill=row.load[lanes](i)))
-    comptime if has_sink:
-        pair.add(
-            Array[Vector, 1](
-                fill=rebind[Vector](sink.row(outer, inner).load[lanes](0))
-            )
-        )
-    var normalizer = pair.normalizer()
-    var empty = pair.m.eq(neg_inf[x.accum]()) & pair.d.value.eq(0)
-    var target = y.row(outer, inner)
-    for i in range(n):
-        var logits = Vector(neg_inf[x.accum]())
-        if i < row.length:
-            logits = row.load[lanes](i)
-        var values = normalizer.probability(logits)
-        comptime if masked:
-            values = empty.select(Vector(0), values)
-        target.store(i, values.cast[y.dtype]())
 
 
 @inline(.always)

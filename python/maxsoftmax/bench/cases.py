@@ -28,17 +28,22 @@ OPS = {
     "cross_entropy": Op(1, 0, losses=True),
     # The loss and then the gradient of the logits, which needs the sum of a row before it can begin.
     "cross_entropy_gradient": Op(2, 1, losses=True),
-    # What attention does to its scores first, as a graph or a program says it in elementwise ops.
+    # What attention does to its scores before, and to its probabilities after, as a graph or a program says it in
+    # elementwise ops.
     "scaled_softmax": Op(1, 1),
     "causal_softmax": Op(1, 1, queries=True),
+    "rescaled_softmax": Op(1, 1),
 }
 """The ops by name."""
 
-ATTENTION = ("scaled_softmax", "causal_softmax")
+ATTENTION = ("scaled_softmax", "causal_softmax", "rescaled_softmax")
 """Those of attention, which a graph says in several ops."""
 
 SCALE = 0.125
-"""What "scaled_softmax" multiplies logits by."""
+"""What "scaled_softmax" and "rescaled_softmax" multiply logits by."""
+
+KEPT = 2.0
+"""What "rescaled_softmax" multiplies probabilities by, as a dropout of one half does."""
 
 
 class Case(NamedTuple):
@@ -177,13 +182,21 @@ SUITES = {
         ),
     ),
     "attention": Suite(
-        "Attention scores, scaled or masked by the graph",
+        "Attention scores, scaled or masked by the graph, which may take the probabilities further",
         "gpu",
-        tuple(
-            Case(shape, dtype, op=op)
-            for op in ATTENTION
-            for shape in (*((16, n, n) for n in (1024, 1023, 2048, 4096)), (4, 4096, 16384), (1, 2048, 50257))
-            for dtype in _BOTH
+        (
+            *(
+                Case(shape, dtype, op=op)
+                for op in ("scaled_softmax", "causal_softmax")
+                for shape in (*((16, n, n) for n in (1024, 1023, 2048, 4096)), (4, 4096, 16384), (1, 2048, 50257))
+                for dtype in _BOTH
+            ),
+            *(Case((16, n, n), dtype, op="rescaled_softmax") for n in (1024, 2048) for dtype in _BOTH),
+            *(
+                Case(shape, dtype, axis=1, op="scaled_softmax")
+                for shape in ((16, 1024, 1024), (64, 1000, 4096), (8, 50257, 64))
+                for dtype in _BOTH
+            ),
         ),
         host=tuple(Case((4, n, n), op=op) for op in ATTENTION for n in (512, 1024)),
     ),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maxsoftmax.bench.cases import SCALE
+from maxsoftmax.bench.cases import KEPT, SCALE
 
 RUNNING_SUM = 1e-7
 """What `mean_loss` itself may be off by, of very short rows."""
@@ -41,6 +41,12 @@ def log_softmax(x: np.ndarray) -> Expected:
 def scaled_softmax(x: np.ndarray) -> Expected:
     """Returns softmax of the scaled columns of a matrix."""
     return softmax(x * SCALE)
+
+
+def rescaled_softmax(x: np.ndarray) -> Expected:
+    """Returns softmax of the scaled columns of a matrix, times what is kept."""
+    y = scaled_softmax(x)
+    return Expected(y.values * KEPT, y.terms * KEPT, y.below)
 
 
 def causal_softmax(x: np.ndarray, query: int) -> Expected:

@@ -10,7 +10,7 @@ import numpy as np
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
-from maxsoftmax.bench.cases import OPS, SCALE, Case, Entry
+from maxsoftmax.bench.cases import KEPT, OPS, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 
 CHAIN = 32
@@ -67,6 +67,7 @@ class Jax(Provider):
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: nn.softmax(x, axis=axis),
             "scaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis),
+            "rescaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis) * KEPT,
             "causal_softmax": self._causal,
             "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
             "softmax_backward": lambda given: given[0] * (given[1] - (given[0] * given[1]).sum(axis, keepdims=True)),

@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 
-from maxsoftmax.bench.cases import ATTENTION, SCALE, Case, Entry
+from maxsoftmax.bench.cases import ATTENTION, KEPT, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
 from maxsoftmax.extension import distribution_version
 
@@ -43,6 +43,7 @@ def of_graph(case: Case, device: Device, extensions: Iterable[Path] = ()) -> Cal
         "softmax": lambda x: ops.softmax(x, axis=axis),
         "log_softmax": lambda x: ops.logsoftmax(x, axis=axis),
         "scaled_softmax": lambda x: ops.softmax(x * SCALE, axis=axis),
+        "rescaled_softmax": lambda x: ops.softmax(x * SCALE, axis=axis) * KEPT,
         "causal_softmax": _causal,
     }
     dims = [f"d{i}" for i in range(len(case.shape))]

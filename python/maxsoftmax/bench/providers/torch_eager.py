@@ -8,7 +8,7 @@ from typing import Any
 
 from max.driver import Buffer, Device
 
-from maxsoftmax.bench.cases import OPS, SCALE, Case, Entry
+from maxsoftmax.bench.cases import KEPT, OPS, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
 
 
@@ -53,6 +53,7 @@ class Torch(Provider):
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: torch.softmax(x, axis),
             "scaled_softmax": lambda x: torch.softmax(x * SCALE, axis),
+            "rescaled_softmax": lambda x: torch.softmax(x * SCALE, axis) * KEPT,
             "log_softmax": lambda x: torch.log_softmax(x, axis),
             "softmax_backward": lambda given: torch.ops.aten._softmax_backward_data(
                 given[1], given[0], axis, given[0].dtype

@@ -1,0 +1,260 @@
+"""Logits that are computed as they are read, along an axis that is not the last, on the CPU: twice, once for the pair and once for
+the probabilities.
+
+It is `strided` with loads and stores that are functions. A panel does not reach beyond the last axis, because these do not.
+"""
+
+from std.math import ceildiv
+from std.utils.numerics import neg_inf
+from max.gpu.host import DeviceContext
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+
+from ..logits import Logits, Row
+from ..online import MaxSum, accumulator
+from ..results import ResultRow, Results
+from ..rows import Rows
+from .panels import Panels
+from .schedule import Bundles, Pairs, Room, run
+
+comptime UNROLL = 8
+"""Positions between two rescalings of d."""
+
+
+def fused_columns[
+    Fusion: InputFusion,
+    Sink: InputFusion,
+    Out: OutputFusion,
+    in_dtype: DType,
+    out_dtype: DType,
+    rank: Int,
+    axis: Int,
+    causal: Bool,
+    epilogue: Bool,
+    //,
+    masked: Bool,
+    has_sink: Bool,
+](
+    y: Results[Out, out_dtype, rank, axis, epilogue],
+    x: Logits[Fusion, in_dtype, rank, axis, causal],
+    sink: Logits[Sink, in_dtype, rank, axis, False],
+    ctx: DeviceContext,
+) raises:
+    """Writes the softmax of every column of `x` to `y`.
+
+    Parameters:
+        Fusion: What computes the logits.
+        Sink: What computes the sinks.
+        Out: What takes the probabilities.
+        in_dtype: Dtype of the logits.
+        out_dtype: Dtype of the probabilities.
+        rank: Number of dimensions.
+        axis: The axis that sums to 1, not the last.
+        causal: Whether rows end at the diagonal.
+        epilogue: Whether something takes the probabilities.
+        masked: Whether a row of nothing but -inf gives 0, not NaN.
+        has_sink: Whether there is one more logit a row, in the denominator only.
+
+    Args:
+        y: Probabilities.
+        x: Logits.
+        sink: The additional logits, one a row.
+        ctx: The CPU to run on.
+    """
+    var rows = x.rows()
+    var last = x.shape[rank - 1]
+    var lines = rows.inner // last
+    run(
+        _Columns[
+            Fusion,
+            Sink,
+            Out,
+            in_dtype,
+            out_dtype,
+            rank,
+            axis,
+            causal,
+            epilogue,
+            masked,
+            has_sink,
+        ](
+            y,
+            x,
+            sink,
+            lines,
+            Panels[accumulator[in_dtype]()](
+                Rows(rows.outer * lines, rows.n, last)
+            ),
+        ),
+        ctx,
+    )
+
+
+@fieldwise_init
+struct _Columns[
+    Fusion: InputFusion,
+    Sink: InputFusion,
+    Out: OutputFusion,
+    in_dtype: DType,
+    out_dtype: DType,
+    rank: Int,
+    axis: Int,
+    causal: Bool,
+    epilogue: Bool,
+    masked: Bool,
+    has_sink: Bool,
+](Bundles):
+    """Columns in bundles of neighbours along the last axis that are walked side by side. Parameters as of `fused_columns`.
+    """
+
+    comptime accum = accumulator[Self.in_dtype]()
+    comptime lanes = Panels[Self.accum].lanes
+    comptime Vector = SIMD[Self.accum, Self.lanes]
+    comptime Source = Row[
+        Self.Fusion, Self.in_dtype, Self.rank, Self.axis, Self.causal
+    ]
+
+    var y: Results[
+        Self.Out, Self.out_dtype, Self.rank, Self.axis, Self.epilogue
+    ]
+    var x: Logits[Self.Fusion, Self.in_dtype, Self.rank, Self.axis, Self.causal]
+    var sink: Logits[Self.Sink, Self.in_dtype, Self.rank, Self.axis, False]
+    var lines: Int
+    """How many times the last axis lies between two neighbours in a column."""
+    var panels: Panels[Self.accum]
+    """Of the last axis. Lanes beyond the end of a narrow one hold -inf and are not stored."""
+
+    def count(self) -> Int:
+        return self.panels.count()
+
+    def length(self) -> Int:
+        return self.panels.rows.n
+
+    def pairs(self) -> Int:
+        return self.panels.vectors()
+
+    def room(self) -> Int:
+        return 0
+
+    @inline(.always)
+    def _place(self, bundle: Int) -> Tuple[Int, Int, Int]:
+        """Returns where the bundle's first column is, before and after the axis, and the number of columns.
+        """
+        var first, _, count = self.panels.place(bundle)
+        var line, column = divmod(first, self.panels.rows.inner)
+        var outer, after = divmod(line, self.lines)
+        return outer, after * self.panels.rows.inner + column, count
+
+    def reduce(
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
+        var outer, inner, count = self._place(bundle)
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
+        var row = self.x.row(outer, inner)
+        var stop = min(end, row.length)
+        var i = start
+        while i + UNROLL <= stop:
+            self._add[UNROLL](row, i, count, part)
+            i += UNROLL
+        while i < stop:
+            self._add[1](row, i, count, part)
+            i += 1
+
+    @inline(.always)
+    def _add[
+        n: Int
+    ](
+        self,
+        row: Self.Source,
+        i: Int,
+        count: Int,
+        part: Pairs[Self.accum, Self.lanes],
+    ):
+        """Adds `n` positions of `count` columns to their pairs."""
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            var column = pair * Int(Self.lanes)
+            var logits = Array[Self.Vector, n](fill=0)
+            comptime for j in range(n):
+                logits[j] = self._load(row, i + j, column, count)
+            part[unsafe_offset=pair].add(logits)
+
+    @inline(.always)
+    def _load(
+        self, row: Self.Source, i: Int, column: Int, count: Int
+    ) -> Self.Vector:
+        """Returns position `i` of the columns from `column` on, -inf from `count` on and where nothing takes part.
+        """
+        var result = Self.Vector(neg_inf[Self.accum]())
+        if i >= row.length:
+            return result
+        if column + Int(Self.lanes) <= count:
+            return rebind[Self.Vector](
+                row.beside(column).load[Int(Self.lanes)](i)
+            )
+        for lane in range(count - column):
+            result[lane] = rebind[Scalar[Self.accum]](
+                row.beside(column + lane).load[1](i)
+            )
+        return result
+
+    def write(
+        self,
+        bundle: Int,
+        start: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        total: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
+        var outer, inner, count = self._place(bundle)
+        var i = start
+        while i + UNROLL <= end:
+            self._write[UNROLL](outer, inner, i, count, total)
+            i += UNROLL
+        while i < end:
+            self._write[1](outer, inner, i, count, total)
+            i += 1
+
+    @inline(.always)
+    def _write[
+        n: Int
+    ](
+        self,
+        outer: Int,
+        inner: Int,
+        i: Int,
+        count: Int,
+        total: Pairs[Self.accum, Self.lanes],
+    ):
+        """Writes `n` positions of `count` columns."""
+        var row = self.x.row(outer, inner)
+        var target = self.y.row(outer, inner)
+        for pair in range(ceildiv(count, Int(Self.lanes))):
+            var column = pair * Int(Self.lanes)
+            var whole = total[unsafe_offset=pair]
+            comptime if Self.has_sink:
+                var logits = Self.Vector(0)
+                for lane in range(min(Int(Self.lanes), count - column)):
+                    logits[lane] = rebind[Scalar[Self.accum]](
+                        self.sink.row(outer, inner + column + lane).load[1](0)
+                    )
+                whole.add(Array[Self.Vector, 1](fill=logits))
+            var normalizer = whole.normalizer()
+            var empty = whole.m.eq(neg_inf[Self.accum]()) & whole.d.value.eq(0)
+            comptime for j in range(n):
+                var values = normalizer.probability(
+                    self._load(row, i + j, column, count)
+                )
+                comptime if Self.masked:
+                    values = empty.select(Self.Vector(0), values)
+                var results = values.cast[Self.out_dtype]()
+                if column + Int(Self.lanes) <= count:
+                    target.beside(column).store(i + j, results)
+                else:
+                    for lane in range(count - column):
+                        target.beside(column + lane).store(i + j, results[lane])
