@@ -54,6 +54,9 @@ def relatives():
             cross_entropy(logits((4, n), dtype), dtype)
     for keys in (31, 1001, 40000):
         forms(logits((2, 5, keys)), np.float32)
+    for keys in (13, 300, 3001, 9001):
+        for heads in (8, 13):
+            forms(logits((2, keys, heads)), np.float32, -2)
 
 
 def along(x, dy, dtype):
@@ -77,9 +80,9 @@ def cross_entropy(x, dtype):
     close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), gradient / 3, dtype)
 
 
-def forms(x, dtype):
+def forms(x, dtype, axis=-1):
     options = {"scale": 0.5, "mask": np.random.default_rng(2).random(x.shape[1:]) < 0.7, "causal": True}
-    close(maxsoftmax.softmax(x, device=device, **options), attention(x, **options), dtype)
+    close(maxsoftmax.softmax(x, axis=axis, device=device, **options), attention(x, axis, **options), dtype)
 
 
 {"softmax": softmax, "relatives": relatives}[what]()

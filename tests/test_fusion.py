@@ -2,6 +2,7 @@
 between in memory."""
 
 import maxsoftmax
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
@@ -110,6 +111,71 @@ def test_what_is_fused_gives_what_numpy_does(model, device, shape):
         # What nearly cancels out is no more accurate than its terms.
         atol = 1e-6 if name in TERMS else atol
         np.testing.assert_allclose(y, reference, rtol=rtol, atol=atol, err_msg=name)
+
+
+COLUMN_EDGES = [16, 64, 128, 672, 960, 1024, 5376, 7680]
+"""Lengths of columns at which one GPU kernel takes over from another, on a Hopper the last ones."""
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+def test_columns_around_every_edge(device, dtype):
+    where = runtime.device(device)
+    place = DeviceRef.from_device(where)
+    types = [TensorType(kind, ("batch", "n", "last"), place) for kind in (dtype, DType.bool)]
+
+    def kept(x, keep):
+        y = max_ops.softmax(x * 0.25, axis=1)
+        return y, max_ops.where(keep, max_ops.softmax(x, axis=1) * 2.0, max_ops.constant(0, dtype, place))
+
+    with Graph("columns", input_types=types, custom_extensions=[maxsoftmax.dropin()]) as graph:
+        graph.output(*kept(*(value.tensor for value in graph.inputs)))
+    model = InferenceSession(devices=[where]).load(graph)
+    # NumPy has no bfloat16 that MAX knows.
+    kind, bits = (np.float32, DType.float32) if dtype == DType.float32 else (ml_dtypes.bfloat16, DType.uint16)
+    rtol = 5e-6 if dtype == DType.float32 else 8.1e-3
+    generator = np.random.default_rng(2)
+    for n in [1, *(edge + beyond for edge in COLUMN_EDGES for beyond in (0, 1))]:
+        # The last block of columns is not full, of vectors and of elements.
+        for last in (72, 9):
+            x = (generator.standard_normal((3, n, last)) * 2).astype(kind)
+            x[1, :, 1], x[2, -1, 2] = -np.inf, 90
+            keep = generator.random(x.shape) < 0.7
+            given = Buffer.from_numpy(x.view(bits.to_numpy())).view(dtype).to(where)
+            found = model.execute(given, Buffer.from_numpy(keep).to(where))
+            wide = x.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                expected = (
+                    scipy.special.softmax(wide / 4, axis=1),
+                    np.where(keep, scipy.special.softmax(wide, 1) * 2, 0),
+                )
+            for result, reference in zip(found, expected, strict=True):
+                y = result.to(runtime.device("cpu")).view(bits).to_numpy().view(kind).astype(np.float64)
+                np.testing.assert_allclose(y, reference, rtol=rtol, atol=1e-30, err_msg=f"{n}×{last}")
+
+
+def test_kernels_that_overlap_wait_for_each_other(device):
+    # On a GPU each is launched while the one before still writes what it reads, or reads what it writes.
+    where = runtime.device(device)
+    kind = TensorType(DType.float32, ("rows", "n"), DeviceRef.from_device(where))
+    with Graph("chain", input_types=[kind], custom_extensions=[maxsoftmax.extension(), maxsoftmax.dropin()]) as graph:
+        x = graph.inputs[0].tensor
+        for step in range(4):
+            x = maxsoftmax.ops.log_softmax(x, axis=step % 2)
+            x = max_ops.softmax(x * 3.0, axis=(step + 1) % 2) * 10.0
+        graph.output(x)
+    model = InferenceSession(devices=[where]).load(graph)
+    for shape in [(1, 40_000), (40_000, 3), (700, 900), (64, 20_001)]:
+        x = (np.random.default_rng(4).standard_normal(shape) * 3).astype(np.float32)
+        given = Buffer.from_numpy(x).to(where)
+        results = [model.execute(given)[0] for _ in range(30)]
+        results = [y.to(runtime.device("cpu")).to_numpy() for y in results]
+        wide = x.astype(np.float64)
+        for step in range(4):
+            wide = scipy.special.log_softmax(wide, axis=step % 2)
+            wide = scipy.special.softmax(wide * 3, axis=(step + 1) % 2) * 10
+        np.testing.assert_allclose(results[0], wide, rtol=1e-3, atol=1e-30, err_msg=str(shape))
+        for y in results[1:]:
+            np.testing.assert_array_equal(y, results[0])
 
 
 def test_each_is_one_launch(device):

@@ -14,7 +14,7 @@ from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
 from ..rows import Rows
 from .panels import Panels
-from .schedule import Bundles, Pairs, Room, run
+from .schedule import Bundles, Pairs, Room, run, spans_of
 
 comptime UNROLL = 8
 """Positions between two rescalings of d."""
@@ -82,7 +82,7 @@ def fused_columns[
             sink,
             lines,
             Panels[accumulator[in_dtype]()](
-                Rows(rows.outer * lines, rows.n, last)
+                Rows(rows.outer * lines, rows.n, last), spans_of(rows.n)
             ),
         ),
         ctx,
@@ -111,6 +111,10 @@ struct _Columns[
     comptime Vector = SIMD[Self.accum, Self.lanes]
     comptime Source = Row[
         Self.Fusion, Self.in_dtype, Self.rank, Self.axis, Self.causal
+    ]
+
+    comptime Target = ResultRow[
+        Self.Out, Self.out_dtype, Self.rank, Self.axis, Self.epilogue
     ]
 
     var y: Results[
@@ -155,6 +159,17 @@ struct _Columns[
         var outer, inner, count = self._place(bundle)
         for pair in range(ceildiv(count, Int(Self.lanes))):
             part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
+            comptime if Self.has_sink:
+                if start == 0:
+                    var sinks = _load[Self.lanes](
+                        self.sink.row(outer, inner),
+                        0,
+                        pair * Int(Self.lanes),
+                        count,
+                    )
+                    part[unsafe_offset=pair].add(
+                        Array[Self.Vector, 1](fill=rebind[Self.Vector](sinks))
+                    )
         var row = self.x.row(outer, inner)
         var stop = min(end, row.length)
         var i = start
@@ -180,27 +195,10 @@ struct _Columns[
             var column = pair * Int(Self.lanes)
             var logits = Array[Self.Vector, n](fill=0)
             comptime for j in range(n):
-                logits[j] = self._load(row, i + j, column, count)
+                logits[j] = rebind[Self.Vector](
+                    _load[Self.lanes](row, i + j, column, count)
+                )
             part[unsafe_offset=pair].add(logits)
-
-    @inline(.always)
-    def _load(
-        self, row: Self.Source, i: Int, column: Int, count: Int
-    ) -> Self.Vector:
-        """Returns position `i` of the columns from `column` on, -inf from `count` on and where nothing takes part.
-        """
-        var result = Self.Vector(neg_inf[Self.accum]())
-        if i >= row.length:
-            return result
-        if column + Int(Self.lanes) <= count:
-            return rebind[Self.Vector](
-                row.beside(column).load[Int(Self.lanes)](i)
-            )
-        for lane in range(count - column):
-            result[lane] = rebind[Scalar[Self.accum]](
-                row.beside(column + lane).load[1](i)
-            )
-        return result
 
     def write(
         self,
@@ -212,12 +210,14 @@ struct _Columns[
         room: Room[Self.accum],
     ):
         var outer, inner, count = self._place(bundle)
+        var row = self.x.row(outer, inner)
+        var target = self.y.row(outer, inner)
         var i = start
         while i + UNROLL <= end:
-            self._write[UNROLL](outer, inner, i, count, total)
+            self._write[UNROLL](target, row, i, count, total)
             i += UNROLL
         while i < end:
-            self._write[1](outer, inner, i, count, total)
+            self._write[1](target, row, i, count, total)
             i += 1
 
     @inline(.always)
@@ -225,36 +225,72 @@ struct _Columns[
         n: Int
     ](
         self,
-        outer: Int,
-        inner: Int,
+        target: Self.Target,
+        row: Self.Source,
         i: Int,
         count: Int,
         total: Pairs[Self.accum, Self.lanes],
     ):
         """Writes `n` positions of `count` columns."""
-        var row = self.x.row(outer, inner)
-        var target = self.y.row(outer, inner)
         for pair in range(ceildiv(count, Int(Self.lanes))):
             var column = pair * Int(Self.lanes)
             var whole = total[unsafe_offset=pair]
-            comptime if Self.has_sink:
-                var logits = Self.Vector(0)
-                for lane in range(min(Int(Self.lanes), count - column)):
-                    logits[lane] = rebind[Scalar[Self.accum]](
-                        self.sink.row(outer, inner + column + lane).load[1](0)
-                    )
-                whole.add(Array[Self.Vector, 1](fill=logits))
             var normalizer = whole.normalizer()
             var empty = whole.m.eq(neg_inf[Self.accum]()) & whole.d.value.eq(0)
             comptime for j in range(n):
                 var values = normalizer.probability(
-                    self._load(row, i + j, column, count)
+                    rebind[Self.Vector](
+                        _load[Self.lanes](row, i + j, column, count)
+                    )
                 )
                 comptime if Self.masked:
                     values = empty.select(Self.Vector(0), values)
-                var results = values.cast[Self.out_dtype]()
-                if column + Int(Self.lanes) <= count:
-                    target.beside(column).store(i + j, results)
-                else:
-                    for lane in range(count - column):
-                        target.beside(column + lane).store(i + j, results[lane])
+                _store(
+                    target, i + j, column, count, values.cast[Self.out_dtype]()
+                )
+
+
+@inline(.always)
+def _load[
+    lanes: SIMDLength
+](row: Row, i: Int, column: Int, count: Int) -> SIMD[row.accum, lanes]:
+    """Returns position `i` of the columns from `column` on, -inf from `count` on and where nothing takes part.
+    """
+    comptime half = Int(lanes) // 2
+    var result = SIMD[row.accum, lanes](neg_inf[row.accum]())
+    if i >= row.length:
+        return result
+    if column + Int(lanes) <= count:
+        return row.beside(column).load[Int(lanes)](i)
+    var lane = 0
+    if column + half <= count:
+        result = result.insert[offset=0](row.beside(column).load[half](i))
+        lane = half
+    while column + lane < count:
+        result[lane] = row.beside(column + lane).load[1](i)
+        lane += 1
+    return result
+
+
+@inline(.always)
+def _store[
+    lanes: SIMDLength, //
+](
+    row: ResultRow,
+    i: Int,
+    column: Int,
+    count: Int,
+    values: SIMD[row.dtype, lanes],
+):
+    """Hands on position `i` of the columns from `column` on, up to `count`."""
+    comptime half = Int(lanes) // 2
+    if column + Int(lanes) <= count:
+        row.beside(column).store(i, values)
+        return
+    var lane = 0
+    if column + half <= count:
+        row.beside(column).store(i, values.slice[half]())
+        lane = half
+    while column + lane < count:
+        row.beside(column + lane).store(i, values[lane])
+        lane += 1

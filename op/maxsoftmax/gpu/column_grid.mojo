@@ -317,6 +317,23 @@ def column_quotients_kernel[
                 part.store(group * UNROLL + j, result.cast[dtype]())
 
 
+def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
+    """Returns how many positions a block takes.
+
+    Parameters:
+        lanes: Vectors of columns that it takes.
+
+    Args:
+        n: Positions.
+        tiles: Blocks that a span is shared by.
+        multiprocessors: How many the GPU has.
+    """
+    # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
+    var held = multiprocessors * READING
+    var spans = held // tiles if held >= 4 * tiles else ceildiv(4 * held, tiles)
+    return ceildiv(n, min(spans, ceildiv(n, COLUMN_THREADS // lanes * UNROLL)))
+
+
 def column_grid[
     dtype: DType,
     finish: Finish,
@@ -344,15 +361,11 @@ def column_grid[
         multiprocessors: How many the GPU has.
         ctx: The GPU and its stream.
     """
-    comptime deep = ColumnPart[dtype, lanes, width].deep
     var across = rows.inner // width
     var total = rows.outer * across
     var tiles = ceildiv(total, lanes)
-    # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
-    var held = multiprocessors * READING
-    var spans = held // tiles if held >= 4 * tiles else ceildiv(4 * held, tiles)
-    var share = ceildiv(rows.n, min(spans, ceildiv(rows.n, deep * UNROLL)))
-    spans = ceildiv(rows.n, share)
+    var share = span_length[lanes](rows.n, tiles, multiprocessors)
+    var spans = ceildiv(rows.n, share)
     var memory = ctx.enqueue_create_buffer[DType.float32](
         2 * spans * total * width
     )

@@ -11,7 +11,6 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits
 from ..results import Results
-from ..rows import Rows
 from .cluster import PORTABLE_BLOCKS, has_clusters
 from .fused_columns import fused_columns
 from .fused_tile import fused_tile_kernel, kept_dtype

@@ -5,7 +5,6 @@ It is `column_grid` with the loads and stores of `fused_tile`.
 """
 
 from std.math import ceildiv
-from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (

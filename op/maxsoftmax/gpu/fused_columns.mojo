@@ -11,7 +11,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..logits import Logits
 from ..results import Results
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .column_grid import READING, UNROLL
+from .column_grid import span_length
 from .column_part import COLUMN_THREADS
 from .fused_column_grid import (
     fused_column_pairs_kernel,
@@ -148,18 +148,12 @@ def fused_columns[
 
     @inline(.always)
     def grid[lanes: Int, width: Int]() raises {imm}:
-        comptime deep = COLUMN_THREADS // lanes
         comptime exact = size_of[in_dtype]() > 2 or has_sink
         var across = rows.inner // width
         var total = rows.outer * across
         var tiles = ceildiv(total, lanes)
-        # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
-        var held = gpu.sm_count * READING
-        var spans = held // tiles if held >= 4 * tiles else ceildiv(
-            4 * held, tiles
-        )
-        var share = ceildiv(rows.n, min(spans, ceildiv(rows.n, deep * UNROLL)))
-        spans = ceildiv(rows.n, share)
+        var share = span_length[lanes](rows.n, tiles, gpu.sm_count)
+        var spans = ceildiv(rows.n, share)
         var memory = ctx.enqueue_create_buffer[DType.float32](
             2 * spans * total * width
         )

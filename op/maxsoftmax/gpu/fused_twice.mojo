@@ -1,5 +1,5 @@
-"""Logits that are computed as they are read, of rows that do not fit on the chip or are along another axis: once for the sum,
-and again for the probabilities.
+"""Logits that are computed as they are read, of rows that do not fit on the chip, and of columns of float64 or of more than 32 bits
+can count: once for the sum, and again for the probabilities.
 """
 
 from std.math import ceildiv
