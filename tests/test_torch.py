@@ -301,19 +301,22 @@ SAMPLED = {
 }
 
 
+# A dtype each, because the losses compile dozens of models.
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", SAMPLED)
-def test_torchs_own_samples(place, name):
+def test_torchs_own_samples(place, name, dtype):
     pytest.importorskip("expecttest")
     samples = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-    count = 0
-    for info in samples.op_db:
-        if info.name != name:
-            continue
-        for dtype in sorted(set(info.dtypes) & set(TOLERANCE), key=str):
-            for sample in info.sample_inputs(place, dtype, requires_grad=True):
-                count += agrees(SAMPLED[name], info.op, sample)
-    assert count > 20
+    infos = [info for info in samples.op_db if info.name == name and dtype in info.dtypes]
+    if not infos:
+        pytest.skip(f"this torch has no samples of {dtype}")
+    count = sum(
+        agrees(SAMPLED[name], info.op, sample)
+        for info in infos
+        for sample in info.sample_inputs(place, dtype, requires_grad=True)
+    )
+    assert count > 5
 
 
 def agrees(mine, theirs, sample):
