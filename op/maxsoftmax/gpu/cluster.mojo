@@ -11,7 +11,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ..exponential import ROOM, Scale, quotient
-from .team import greater, total
+from .team import greater, maximum, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
 
@@ -93,6 +93,17 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
             Self.Values(0),
             self.d * Scale[exact, Self.width](self.m).over(larger),
         )
+
+    @inline(.always)
+    def joined[exact: Bool](self, logits: Self.Values) -> Self:
+        """Returns the pair with one more element, in the scale of what is then the maximum.
+
+        Parameters:
+            exact: Of the scale that d is in.
+        """
+        var m = maximum(self.m, logits)
+        var larger = Scale[exact, Self.width](m)
+        return {m, self.sum_over(larger) + larger.exp(logits)}
 
 
 struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):

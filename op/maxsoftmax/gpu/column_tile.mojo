@@ -319,14 +319,29 @@ def column_room[
         shared: Bytes of shared memory of a multiprocessor.
     """
     var width = VECTOR_BYTES // size_of[dtype]()
+    var left = bytes_left(lanes, width, resident, clustered, shared)
+    var slots = left // (COLUMN_THREADS * VECTOR_BYTES)
+    # The last round is always in registers.
+    return (vectors + slots + 1) * (COLUMN_THREADS // lanes) - 1
+
+
+def bytes_left(
+    lanes: Int, width: Int, resident: Int, clustered: Bool, shared: Int
+) -> Int:
+    """Returns how many bytes of shared memory a block of columns has for its slots, for use at compile time.
+
+    Args:
+        lanes: Vectors of columns that it takes.
+        width: Columns a vector.
+        resident: Blocks a multiprocessor is to hold.
+        clustered: Whether it is one of a cluster.
+        shared: Bytes of shared memory of a multiprocessor.
+    """
     var static = 2 * scratch_bytes(lanes, width)
     if clustered:
         static += 2 * PORTABLE_BLOCKS * lanes * width * 4
     # The driver keeps 1 KiB of each block's, and alignment takes its part.
-    var left = shared // resident - static - 1280
-    var slots = max(0, left // (COLUMN_THREADS * VECTOR_BYTES))
-    # The last round is always in registers.
-    return (vectors + slots + 1) * (COLUMN_THREADS // lanes) - 1
+    return max(0, shared // resident - static - 1280)
 
 
 def _slot_bytes[lanes: Int](share: Int, vectors: Int) -> Int:

@@ -18,11 +18,9 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..exponential import Scale
 from ..logits import Logits
 from ..results import Results
-from .cluster import Pair
 from .column_grid import Floats, READING, Running, UNROLL, merge_spans
 from .column_part import COLUMN_THREADS
 from .overlap import follow
-from .team import maximum
 
 
 @__llvm_metadata(
@@ -179,10 +177,7 @@ def fused_column_quotients_kernel[
             .load[width, width](0)
             .cast[DType.float32]()
         )
-        var larger = Scale[exact, width](maximum(pair.m, logits))
-        pair = Pair(
-            maximum(pair.m, logits), pair.sum_over(larger) + larger.exp(logits)
-        )
+        pair = pair.joined[exact](logits)
     var scale = Scale[exact, width](pair.m)
     var factor = pair.reciprocal()
     comptime if masked:

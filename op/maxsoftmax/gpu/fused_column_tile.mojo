@@ -15,9 +15,9 @@ from ..exponential import Scale
 from ..logits import Logits
 from ..online import Sum
 from ..results import Results
-from .cluster import Cluster, PORTABLE_BLOCKS, Pair
-from .column_part import COLUMN_THREADS, Scratch, scratch_bytes
-from .column_tile import merge_columns
+from .cluster import Cluster, Pair
+from .column_part import COLUMN_THREADS, Scratch
+from .column_tile import bytes_left, merge_columns
 from .fused_tile import kept_dtype
 from .overlap import follow
 from .slots import Slots
@@ -182,11 +182,7 @@ def fused_column_tile_kernel[
                 .load[width, width](0)
                 .cast[DType.float32]()
             )
-        var larger = S(maximum(pair.m, logits))
-        pair = Pair(
-            maximum(pair.m, logits),
-            pair.sum_over(larger) + larger.exp(logits),
-        )
+        pair = pair.joined[exact](logits)
     comptime if clustered or has_sink:
         var of_row = S(pair.m)
         comptime if exact:
@@ -237,12 +233,10 @@ def fused_column_room[
         clustered: Whether it is one of a cluster.
         shared: Bytes of shared memory of a multiprocessor.
     """
-    var static = 2 * scratch_bytes(lanes, width)
-    if clustered:
-        static += 2 * PORTABLE_BLOCKS * lanes * width * 4
-    # The driver keeps 1 KiB of each block's, and alignment takes its part.
-    var left = shared // _resident[dtype](vectors, True) - static - 1280
-    var slots = max(0, left // fused_slot_bytes[dtype](width))
+    var left = bytes_left(
+        lanes, width, _resident[dtype](vectors, True), clustered, shared
+    )
+    var slots = left // fused_slot_bytes[dtype](width)
     return (vectors + slots) * (COLUMN_THREADS // lanes)
 
 

@@ -110,41 +110,26 @@ def fused_columns[
             clustered,
             width,
         ]
+        var together: Optional[Dim] = None
         comptime if clustered:
-            ctx.enqueue_function[kernel](
-                y,
-                x,
-                sink,
-                Int64(total),
-                Int64(across),
-                Int64(rows.n),
-                Int64(share),
-                grid_dim=ceildiv(total, lanes) * blocks,
-                block_dim=COLUMN_THREADS,
-                shared_mem_bytes=bytes,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(bytes)
-                ),
-                cluster_dim=Dim(blocks, 1, 1),
-                attributes=overlapped(),
-            )
-        else:
-            ctx.enqueue_function[kernel](
-                y,
-                x,
-                sink,
-                Int64(total),
-                Int64(across),
-                Int64(rows.n),
-                Int64(share),
-                grid_dim=ceildiv(total, lanes),
-                block_dim=COLUMN_THREADS,
-                shared_mem_bytes=bytes,
-                func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                    UInt32(bytes)
-                ),
-                attributes=overlapped(),
-            )
+            together = Dim(blocks, 1, 1)
+        ctx.enqueue_function[kernel](
+            y,
+            x,
+            sink,
+            Int64(total),
+            Int64(across),
+            Int64(rows.n),
+            Int64(share),
+            grid_dim=ceildiv(total, lanes) * blocks,
+            block_dim=COLUMN_THREADS,
+            shared_mem_bytes=bytes,
+            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                UInt32(bytes)
+            ),
+            cluster_dim=together,
+            attributes=overlapped(),
+        )
 
     @inline(.always)
     def grid[lanes: Int, width: Int]() raises {imm}:

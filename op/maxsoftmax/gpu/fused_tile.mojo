@@ -210,11 +210,7 @@ def fused_tile_kernel[
             var logit = neg_inf[DType.float32]()
             if index < Int(rows):
                 logit = sink.row(index, 0).load[1](0)[0].cast[DType.float32]()
-            var larger = Scale[exact](maximum(pair.m, logit))
-            pair = Pair(
-                maximum(pair.m, logit),
-                pair.sum_over(larger) + larger.exp(logit),
-            )
+            pair = pair.joined[exact](logit)
         var of_row = Scale[exact](pair.m)
         comptime if exact:
             rest = in_unit[quick](scale.over_lowered(of_row), scale)
