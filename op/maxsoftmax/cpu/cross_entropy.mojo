@@ -10,7 +10,7 @@ from ..rows import Rows, Source, Target
 from .contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
 from .cross_entropy_strided import distances, strided_gradients
 from .memory import fetch, fetch_to_write, load, store
-from .schedule import share_rows
+from .shares import share_rows
 
 
 def losses[

@@ -10,7 +10,7 @@ from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, load, store, store_plain
 from .panels import Panels
-from .schedule import share_tasks, workers_for
+from .shares import share_tasks
 
 comptime AHEAD = 4
 """Positions by which reads and writes are announced ahead."""
@@ -67,7 +67,7 @@ def distances[
                 count - column,
             )
 
-    share_tasks(write, panels.count(), workers_for(rows.count() * rows.n), ctx)
+    share_tasks(write, panels.count(), rows.count() * rows.n, ctx)
 
 
 @fieldwise_init
@@ -192,4 +192,4 @@ def strided_gradients[
                         + Int(target.index) * rows.inner
                     ] = values[lane].cast[dtype]()
 
-    share_tasks(write, panels.count(), workers_for(rows.count() * rows.n), ctx)
+    share_tasks(write, panels.count(), rows.count() * rows.n, ctx)

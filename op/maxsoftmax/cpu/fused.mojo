@@ -10,7 +10,7 @@ from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
 from .fused_columns import fused_columns
-from .schedule import share_tasks, workers_for
+from .shares import share_tasks, workers_for
 
 comptime SPAN = 16384
 """Elements of a row that are reduced in one go. Constant, so that the same input gives the same bits whatever the number
@@ -67,7 +67,8 @@ def fused[
     var rows = x.rows()
     var tasks = rows.count()
     var spans = ceildiv(rows.n, SPAN)
-    var workers = workers_for(tasks * rows.n)
+    var elements = tasks * rows.n
+    var workers = workers_for(elements)
 
     @inline(.always)
     def compute(task: Int) {imm}:
@@ -82,7 +83,7 @@ def fused[
         _write[masked](y.row(task, 0), row, 0, rows.n, pair)
 
     if spans == 1 or workers == 1 or tasks >= 4 * workers:
-        share_tasks(compute, tasks, workers, ctx)
+        share_tasks(compute, tasks, elements, ctx)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between, in the same order as above.
@@ -96,7 +97,7 @@ def fused[
         var row, span = divmod(task, spans)
         slots[unsafe_offset=task] = _span(x.row(row, 0), span * SPAN, rows.n)
 
-    share_tasks(reduce, tasks * spans, workers, ctx)
+    share_tasks(reduce, tasks * spans, elements, ctx)
     for row in range(tasks):
         for span in range(1, spans):
             pairs[row * spans].merge(pairs[row * spans + span])
@@ -116,7 +117,7 @@ def fused[
             slots[unsafe_offset=row * spans],
         )
 
-    share_tasks(write, tasks * spans, workers, ctx)
+    share_tasks(write, tasks * spans, elements, ctx)
     _ = pairs^
 
 

@@ -1,19 +1,15 @@
 """Spreads the rows of a softmax over the cores."""
 
 from std.math import ceildiv
-from std.runtime import parallelism_level
 from max.gpu.host import DeviceContext
 
 from ..online import MaxSum
-from ..rows import Rows, Target
+from ..rows import Target
+from .shares import Shares, parallel, share_tasks, workers_for
 
 comptime SPAN = 4096
 """Elements of a row that one pair is made of before pairs merge: in float32 half of a core's first cache, since they are
 read twice. Constant, so that the same input gives the same bits whatever the number of cores."""
-
-comptime GRAIN = 1 << 17
-"""Fewest elements worth another thread: a core computes as many float32 in 62 us, and a thread that went to sleep, as MAX's
-do after about as long, was awake only after 210 us in a virtual machine."""
 
 comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin
@@ -93,14 +89,15 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     var n = bundles.length()
     var pairs = bundles.pairs()
     var spans = spans_of(n)
-    var workers = workers_for(count * n * pairs * Int(B.lanes))
+    var elements = count * n * pairs * Int(B.lanes)
+    var workers = workers_for(elements)
 
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
 
         @inline(.always)
-        def whole(start: Int, end: Int) {imm}:
+        def whole(shares: Shares) {imm}:
             var parts = List[Pair](length=(spans + 1) * pairs, fill=Pair())
             var part = parts.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
@@ -115,7 +112,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
             var room = memory.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            for bundle in range(start, end):
+            for bundle in shares:
                 for span in range(spans):
                     bundles.reduce(
                         bundle,
@@ -138,7 +135,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
             _ = parts^
             _ = memory^
 
-        _parallel(whole, count, workers, ctx)
+        parallel(whole, count, elements, ctx)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between.
@@ -147,18 +144,17 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     var totals = part.unsafe_offset(count * spans * pairs)
 
     @inline(.always)
-    def reduce(start: Int, end: Int) {imm}:
-        for task in range(start, end):
-            var bundle, span = divmod(task, spans)
-            bundles.reduce(
-                bundle,
-                span * SPAN,
-                min((span + 1) * SPAN, n),
-                part.unsafe_offset(task * pairs),
-                None,
-            )
+    def reduce(task: Int) {imm}:
+        var bundle, span = divmod(task, spans)
+        bundles.reduce(
+            bundle,
+            span * SPAN,
+            min((span + 1) * SPAN, n),
+            part.unsafe_offset(task * pairs),
+            None,
+        )
 
-    _parallel(reduce, count * spans, workers, ctx)
+    share_tasks(reduce, count * spans, elements, ctx)
     for bundle in range(count):
         _merge(
             part.unsafe_offset(bundle * spans * pairs),
@@ -168,19 +164,18 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
         )
 
     @inline(.always)
-    def write(start: Int, end: Int) {imm}:
-        for task in range(start, end):
-            var bundle, span = divmod(task, spans)
-            bundles.write(
-                bundle,
-                span * SPAN,
-                min((span + 1) * SPAN, n),
-                part.unsafe_offset(task * pairs),
-                totals.unsafe_offset(bundle * pairs),
-                None,
-            )
+    def write(task: Int) {imm}:
+        var bundle, span = divmod(task, spans)
+        bundles.write(
+            bundle,
+            span * SPAN,
+            min((span + 1) * SPAN, n),
+            part.unsafe_offset(task * pairs),
+            totals.unsafe_offset(bundle * pairs),
+            None,
+        )
 
-    _parallel(write, count * spans, workers, ctx)
+    share_tasks(write, count * spans, elements, ctx)
     _ = parts^
 
 
@@ -201,52 +196,7 @@ def _merge[
         total[unsafe_offset=pair] = merged
 
 
-@inline(.always)
-def share_rows[
-    F: def(Int) -> None
-](task: F, rows: Rows, ctx: DeviceContext) raises:
-    """Calls task(row) for every row, on as many cores as there is work for."""
-    share_tasks(task, rows.count(), workers_for(rows.count() * rows.n), ctx)
-
-
-@inline(.always)
-def share_tasks[
-    F: def(Int) -> None
-](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
-    """Calls task(0) … task(count - 1), each worker a contiguous share."""
-
-    @inline(.always)
-    def share(start: Int, end: Int) {imm}:
-        for i in range(start, end):
-            task(i)
-
-    _parallel(share, count, min(workers, count), ctx)
-
-
 def spans_of(n: Int) -> Int:
     """Returns in how many spans a row of `n` is reduced; one of nothing is one of nothing.
     """
     return max(1, ceildiv(n, SPAN))
-
-
-def workers_for(elements: Int) -> Int:
-    """Returns on how many cores to compute so many."""
-    return min(parallelism_level(), ceildiv(elements, GRAIN))
-
-
-@inline(.always)
-def _parallel[
-    F: def(Int, Int) -> None
-](task: F, count: Int, workers: Int, ctx: DeviceContext) raises:
-    """Calls task(start, end) with each worker's contiguous share of 0 … count; inline when there is one worker.
-    """
-    if workers <= 1:
-        task(0, count)
-        return
-
-    @inline(.always)
-    def share(worker: Int) {imm}:
-        task(worker * count // workers, (worker + 1) * count // workers)
-
-    ctx.enqueue_cpu_range(share, count=workers)
-    ctx.synchronize()

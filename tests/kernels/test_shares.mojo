@@ -1,0 +1,45 @@
+"""Tests of how work is shared out to the cores of a CPU."""
+
+from std.testing import TestSuite, assert_equal
+from max.gpu.host import DeviceContext
+
+from maxsoftmax.cpu.shares import GRAIN, Shares, share_tasks
+
+
+def test_every_task_is_done_once() raises:
+    var ctx = DeviceContext(api="cpu")
+    for count in [0, 1, 2, 3, 15, 16, 17, 100, 4099]:
+        for elements in [0, 1, GRAIN, GRAIN + 1, 2 * GRAIN, 300 * GRAIN]:
+            var done = List[Int](length=count + 1, fill=0)
+            var at = done.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+
+            @inline(.always)
+            def task(i: Int) {imm}:
+                at[unsafe_offset=i] += 1
+
+            share_tasks(task, count, elements, ctx)
+            for i in range(count):
+                assert_equal(done[i], 1)
+            assert_equal(done[count], 0)
+
+
+def test_a_core_goes_through_neighbours() raises:
+    var taken = Int64(0)
+    var shares = Shares(
+        10,
+        3,
+        Pointer(to=taken).unsafe_origin_cast[MutUntrackedOrigin](),
+        0,
+        0,
+    )
+    var seen = List[Int]()
+    for i in shares:
+        seen.append(i)
+        if i == 2:
+            # Another core takes the second share.
+            taken += 1
+    assert_equal(seen, [0, 1, 2, 6, 7, 8, 9])
+
+
+def main() raises:
+    TestSuite.discover_tests[__functions_in_module()]().run()
