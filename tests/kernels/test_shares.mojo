@@ -1,5 +1,6 @@
 """Tests of how work is shared out to the cores of a CPU."""
 
+from std.atomic import Atomic
 from std.testing import TestSuite, assert_equal
 from max.gpu.host import DeviceContext
 
@@ -10,12 +11,12 @@ def test_every_task_is_done_once() raises:
     var ctx = DeviceContext(api="cpu")
     for count in [0, 1, 2, 3, 15, 16, 17, 100, 4099]:
         for elements in [0, 1, GRAIN, GRAIN + 1, 2 * GRAIN, 300 * GRAIN]:
-            var done = List[Int](length=count + 1, fill=0)
+            var done = List[Int64](length=count + 1, fill=0)
             var at = done.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
 
             @inline(.always)
             def task(i: Int) {imm}:
-                at[unsafe_offset=i] += 1
+                _ = Atomic.fetch_add(at.unsafe_offset(i), 1)
 
             share_tasks(task, count, elements, ctx)
             for i in range(count):
@@ -23,22 +24,37 @@ def test_every_task_is_done_once() raises:
             assert_equal(done[count], 0)
 
 
+def shares_of(count: Int, shares: Int, taken: List[Int64]) -> Shares:
+    return {
+        count,
+        shares,
+        taken.unsafe_ptr()
+        .unsafe_mut_cast[True]()
+        .unsafe_origin_cast[MutUntrackedOrigin](),
+        0,
+        0,
+    }
+
+
 def test_a_core_goes_through_neighbours() raises:
-    var taken = Int64(0)
-    var shares = Shares(
-        10,
-        3,
-        Pointer(to=taken).unsafe_origin_cast[MutUntrackedOrigin](),
-        0,
-        0,
-    )
+    var taken: List[Int64] = [0]
+    var shares = shares_of(10, 3, taken)
     var seen = List[Int]()
     for i in shares:
         seen.append(i)
-        if i == 2:
+        if i == 3:
             # Another core takes the second share.
-            taken += 1
-    assert_equal(seen, [0, 1, 2, 6, 7, 8, 9])
+            shares.taken[] += 1
+    assert_equal(seen, [0, 1, 2, 3, 7, 8, 9])
+    _ = taken^
+
+
+def test_more_tasks_than_any_memory_holds() raises:
+    var taken: List[Int64] = [(1 << 40) - 1]
+    var last = shares_of(1 << 60, 1 << 40, taken)
+    assert_equal(last.__next__(), (1 << 60) - (1 << 20))
+    assert_equal(last.end, 1 << 60)
+    _ = taken^
 
 
 def main() raises:
