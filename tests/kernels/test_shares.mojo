@@ -31,8 +31,6 @@ def shares_of(count: Int, shares: Int, taken: List[Int64]) -> Shares:
         taken.unsafe_ptr()
         .unsafe_mut_cast[True]()
         .unsafe_origin_cast[MutUntrackedOrigin](),
-        0,
-        0,
     }
 
 
