@@ -9,7 +9,7 @@ from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
 from .contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
 from .cross_entropy_strided import distances, strided_gradients
-from .memory import fetch, fetch_to_write, load, store
+from .memory import fetch, fetch_to_write, load, rounded, store
 from .shares import share_rows
 
 
@@ -190,8 +190,8 @@ def gradients[
             )
         if target.is_class:
             var at = start + Int(target.index)
-            dx[unsafe_offset=at] = loss.gradient[smoothing](
-                target, scale, wanted, True, n
-            ).cast[dtype]()
+            dx[unsafe_offset=at] = rounded[dtype](
+                loss.gradient[smoothing](target, scale, wanted, True, n)
+            )
 
     share_rows(write, rows, ctx)

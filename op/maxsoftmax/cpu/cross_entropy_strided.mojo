@@ -8,7 +8,7 @@ from ..exponential import Unit
 from ..loss import Class
 from ..online import Sum, accumulator
 from ..rows import Rows, Source, Target
-from .memory import fetch, fetch_to_write, load, store, store_plain
+from .memory import fetch, fetch_to_write, load, rounded, store, store_plain
 from .panels import Panels
 from .shares import share_tasks
 
@@ -190,6 +190,6 @@ def strided_gradients[
                         unsafe_offset=offset
                         + i
                         + Int(target.index) * rows.inner
-                    ] = values[lane].cast[dtype]()
+                    ] = rounded[dtype](values[lane])
 
     share_tasks(write, panels.count(), rows.count() * rows.n, ctx)

@@ -10,6 +10,7 @@ from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
 from .fused_columns import fused_columns
+from .memory import rounded
 from .shares import share_tasks, workers_for
 
 comptime SPAN = 16384
@@ -163,14 +164,14 @@ def _write[
             return
     var normalizer = pair.normalizer()
     while i + width <= end and i < row.length:
-        y.store(i, normalizer.probability(row.load[width](i)).cast[y.dtype]())
+        y.store(i, rounded[y.dtype](normalizer.probability(row.load[width](i))))
         i += width
     while i < end:
         # Beyond what takes part: 0, or NaN where the row is.
         var logit = SIMD[row.accum, 1](neg_inf[row.accum]())
         if i < row.length:
             logit = row.load[1](i)
-        y.store(i, normalizer.probability(logit).cast[y.dtype]())
+        y.store(i, rounded[y.dtype](normalizer.probability(logit)))
         i += 1
 
 

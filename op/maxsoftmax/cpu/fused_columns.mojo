@@ -13,6 +13,7 @@ from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
 from ..rows import Rows
+from .memory import rounded
 from .panels import Panels
 from .schedule import Bundles, Pairs, Room, run, spans_of
 
@@ -245,9 +246,7 @@ struct _Columns[
                 )
                 comptime if Self.masked:
                     values = empty.select(Self.Vector(0), values)
-                _store(
-                    target, i + j, column, count, values.cast[Self.out_dtype]()
-                )
+                _store(target, i + j, column, count, values)
 
 
 @inline(.always)
@@ -274,23 +273,19 @@ def _load[
 
 @inline(.always)
 def _store[
-    lanes: SIMDLength, //
-](
-    row: ResultRow,
-    i: Int,
-    column: Int,
-    count: Int,
-    values: SIMD[row.dtype, lanes],
-):
-    """Hands on position `i` of the columns from `column` on, up to `count`."""
+    accum: DType, lanes: SIMDLength, //
+](row: ResultRow, i: Int, column: Int, count: Int, values: SIMD[accum, lanes]):
+    """Hands on position `i` of the columns from `column` on, up to `count`, rounded.
+    """
+    # No earlier, because LLVM takes vectors of bfloat16 apart, at a call an element, where the hardware has none.
     comptime half = Int(lanes) // 2
     if column + Int(lanes) <= count:
-        row.beside(column).store(i, values)
+        row.beside(column).store(i, rounded[row.dtype](values))
         return
     var lane = 0
     if column + half <= count:
-        row.beside(column).store(i, values.slice[half]())
+        row.beside(column).store(i, rounded[row.dtype](values.slice[half]()))
         lane = half
     while column + lane < count:
-        row.beside(column + lane).store(i, values[lane])
+        row.beside(column + lane).store(i, rounded[row.dtype](values[lane]))
         lane += 1

@@ -85,11 +85,11 @@ def store[
     comptime if dtype == DType.bfloat16:
         store_plain(
             y.unsafe_bitcast[UInt16](),
-            _bfloat16_bits(rebind[SIMD[DType.float32, width]](values)),
+            bitcast[DType.uint16](rounded[dtype](values)),
             count,
         )
     else:
-        store_plain(y, values.cast[dtype](), count)
+        store_plain(y, rounded[dtype](values), count)
 
 
 @inline(.always)
@@ -139,15 +139,31 @@ def store_plain[
 
 
 @inline(.always)
-def _bfloat16_bits[
-    width: SIMDLength, //
-](x: SIMD[DType.float32, width]) -> SIMD[DType.uint16, width]:
-    """Returns the bits of `x` rounded to bfloat16, to nearest and ties to even; NaN becomes the quiet NaN.
+def rounded[
+    accum: DType, width: SIMDLength, //, dtype: DType
+](x: SIMD[accum, width]) -> SIMD[dtype, width]:
+    """Returns `x` rounded to nearest and ties to even: what a CPU rounds to bfloat16, it rounds here.
+
+    Parameters:
+        accum: The accumulator's dtype.
+        width: Lanes of `x`.
+        dtype: The dtype to round to.
+
+    Args:
+        x: Results of the arithmetic.
+
+    Returns:
+        The nearest of `dtype`, subnormal ones included; of bfloat16, the quiet NaN for any NaN.
     """
-    var bits = bitcast[DType.uint32](x)
-    var rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    var nan = SIMD[DType.uint32, width](0x7FC0)
-    return x.eq(x).select(rounded, nan).cast[DType.uint16]()
+    comptime if dtype == DType.bfloat16:
+        # A cast would be `vcvtneps2bf16` where a CPU has that, which takes every subnormal for 0.
+        comptime assert accum == DType.float32
+        var bits = bitcast[DType.uint32](x)
+        var nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        var nan = SIMD[DType.uint32, width](0x7FC0)
+        return bitcast[dtype](x.eq(x).select(nearest, nan).cast[DType.uint16]())
+    else:
+        return x.cast[dtype]()
 
 
 @inline(.always)

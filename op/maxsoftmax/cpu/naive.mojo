@@ -5,6 +5,7 @@ from std.utils.numerics import neg_inf
 from ..exponential import Unit
 from ..online import Normalizer, Sum, accumulator
 from ..rows import Rows, Source, Target
+from .memory import rounded
 
 
 def naive[dtype: DType](y: Target[dtype], x: Source[dtype], rows: Rows):
@@ -32,10 +33,8 @@ def naive[dtype: DType](y: Target[dtype], x: Source[dtype], rows: Rows):
             d.add(unit.exp(logits[unsafe_offset=i * rows.inner].cast[accum]()))
         var normalizer = Normalizer(unit, d.value)
         for i in range(rows.n):
-            probabilities[
-                unsafe_offset=i * rows.inner
-            ] = normalizer.probability(
-                logits[unsafe_offset=i * rows.inner].cast[accum]()
-            ).cast[
-                dtype
-            ]()
+            probabilities[unsafe_offset=i * rows.inner] = rounded[dtype](
+                normalizer.probability(
+                    logits[unsafe_offset=i * rows.inner].cast[accum]()
+                )
+            )

@@ -1,0 +1,162 @@
+"""All that computes bfloat16 on a CPU, to be compiled and not run: `test_bfloat16.py` reads the assembly."""
+
+from std.utils import IndexList
+from max.gpu.host import DeviceContext
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+
+from maxsoftmax import cpu
+from maxsoftmax.finish import Finish
+from maxsoftmax.logits import Logits
+from maxsoftmax.online import accumulator
+from maxsoftmax.results import Results
+from maxsoftmax.rows import Rows, Source, Target
+
+comptime dtype = DType.bfloat16
+comptime From = Source[dtype]
+comptime To = Target[dtype]
+comptime accum = accumulator[dtype]()
+comptime Wide = Source[accum]
+comptime WideTo = Target[accum]
+comptime Classes = Source[DType.int64]
+
+
+@fieldwise_init
+struct Loaded[source: DType](InputFusion, TrivialRegisterPassable):
+    """What MAX would write to compute the logits of an op, here as they lie in memory.
+
+    Parameters:
+        source: Dtype of the logits.
+    """
+
+    var memory: Source[Self.source]
+    """Where the logits are."""
+
+    @inline(.always)
+    def load[
+        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
+    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
+        """Returns elements along the last axis."""
+        return rebind[SIMD[dtype, simd_width]](
+            self.memory.unsafe_load[width=simd_width](idx[0] + idx[rank - 1])
+        )
+
+
+@fieldwise_init
+struct Stored(OutputFusion, TrivialRegisterPassable):
+    """What MAX would write to take the results of an op, here into memory."""
+
+    var memory: Target[dtype]
+    """Where the results go."""
+
+    @inline(.always)
+    def store[
+        dtype: DType,
+        rank: Int,
+        simd_width: SIMDLength,
+        element_alignment: Int = 1,
+    ](self, idx: IndexList[rank], value: SIMD[dtype, simd_width]):
+        """Takes elements along the last axis."""
+        self.memory.unsafe_bitcast[Scalar[dtype]]().unsafe_store(
+            idx[0] + idx[rank - 1], value
+        )
+
+
+@export
+def plain_cast(y: To, x: Wide) abi("Mojo"):
+    """What no other function here may do."""
+    y[] = x[].cast[dtype]()
+
+
+@export
+def plain_cast_of_vectors(y: To, x: Wide) abi("Mojo"):
+    """The same of many."""
+    y.unsafe_store(x.unsafe_load[width=16]().cast[dtype]())
+
+
+@export
+def naive(y: To, x: From, rows: Rows, ctx: DeviceContext) abi("Mojo"):
+    try:
+        cpu.softmax["naive", dtype, True](y, x, rows, ctx)
+        cpu.softmax["naive", dtype, False](y, x, rows, ctx)
+    except:
+        pass
+
+
+def all_of[
+    contiguous: Bool
+](y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext) raises:
+    cpu.auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
+    cpu.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, ctx)
+    cpu.auto[dtype, Finish.PAIR, contiguous](y, x, rows, ctx)
+    cpu.backward[dtype, False, contiguous](y, x, dy, rows, ctx)
+    cpu.backward[dtype, True, contiguous](y, x, dy, rows, ctx)
+
+
+@export
+def contiguous(
+    y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+) abi("Mojo"):
+    try:
+        all_of[True](y, x, dy, rows, ctx)
+    except:
+        pass
+
+
+@export
+def strided(
+    y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+) abi("Mojo"):
+    try:
+        all_of[False](y, x, dy, rows, ctx)
+    except:
+        pass
+
+
+@export
+def cross_entropy(
+    dx: To,
+    x: From,
+    losses: WideTo,
+    pairs: Wide,
+    targets: Classes,
+    rows: Rows,
+    ctx: DeviceContext,
+) abi("Mojo"):
+    try:
+        cpu.losses[dtype, DType.int64, 0.1](
+            losses, losses, pairs, x, targets, rows, -100, ctx
+        )
+        cpu.gradients[dtype, DType.int64, 0.1, "mean"](
+            dx, x, pairs, targets, pairs, rows, -100, ctx
+        )
+    except:
+        pass
+
+
+def fused_along[
+    source: DType, axis: Int, epilogue: Bool
+](y: To, x: Source[source], shape: IndexList[3], ctx: DeviceContext) raises:
+    var load = Loaded[source](x)
+    cpu.fused[True, True](
+        Results[Stored, dtype, 3, axis, epilogue](Stored(y), y, shape),
+        Logits[Loaded[source], source, 3, axis, True](load, shape),
+        Logits[Loaded[source], source, 3, axis, False](load, shape),
+        ctx,
+    )
+
+
+@export
+def fused(
+    y: To, x: From, wide: Wide, shape: IndexList[3], ctx: DeviceContext
+) abi("Mojo"):
+    try:
+        comptime for epilogue in [True, False]:
+            comptime for axis in [1, 2]:
+                fused_along[dtype, axis, epilogue](y, x, shape, ctx)
+                fused_along[accum, axis, epilogue](y, wide, shape, ctx)
+    except:
+        pass
+
+
+def main():
+    pass
