@@ -105,4 +105,4 @@ def timed(case=CASE, entry=NUMPY, seconds=1e-3, copy=100.0, suite="custom"):
 def results(*records, device="A processor", threads=4):
     versions = {"python": "3.12.0", "max": "26.7.0"}
     command = "maxsoftmax bench cpu"
-    return Results(device, versions, "2026-01-01T00:00:00+00:00", command, threads, list(records))
+    return Results(device, versions, "2026-01-01T00:00:00+00:00", command, threads, records=list(records))

@@ -360,7 +360,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(Bench, "run", run)
 
     def plan(*arguments):
-        assert cli.main(["bench", *arguments]) == 130
+        assert cli.main(["bench", *arguments, "--together"]) == 130
         return tuple(cases)
 
     return plan

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from max.dtype import DType
 from maxsoftmax import cli, parse, runtime
 from maxsoftmax.bench import chart, command
-from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries
+from maxsoftmax.bench.cases import CALL_OPS, PEERS, SUITES, Case, Entry, entries
 from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.providers import PROVIDERS
+from maxsoftmax.bench.providers import CALLERS, PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench
 from maxsoftmax.bench.table import duration, overview, tables
@@ -86,8 +86,8 @@ def no_measuring(monkeypatch):
 
 
 def bench(*arguments):
-    """Runs the command in this process, on the CPU unless it shows a report."""
-    where = [] if arguments[0] == "report" else ["--device", "cpu"]
+    """Runs the command in this process, on the CPU and with all providers in it, unless it shows a report."""
+    where = [] if arguments[0] == "report" else ["--device", "cpu", "--together"]
     return cli.main(["bench", *arguments, *where])
 
 
@@ -423,6 +423,7 @@ def test_a_run_prints_tables_and_keeps_records(capsys, monkeypatch):
     assert [(row[0], row[-1]) for row in cells(printed)] == [("numpy", ""), ("scipy", "")] * 4
     found = read("results.json")
     assert shlex.split(found.command) == ["maxsoftmax", "bench", *arguments]
+    assert (found.rounds, found.processor) == (None, None)
     assert [(r.suite, r.shape, r.dtype, r.axis, r.provider, r.status) for r in found.records] == [
         ("custom", shape, dtype, -2, provider, "ok")
         for shape in [(4, 8), (2, 3, 4)]
@@ -436,7 +437,8 @@ def test_a_run_prints_tables_and_keeps_records(capsys, monkeypatch):
 def test_ours_and_max_s_own(capsys, device, size):
     # The one test that compiles, so that the rest is quick.
     providers = "maxsoftmax:auto,maxsoftmax:naive,max"
-    assert cli.main(["bench", "--shape", size, "--providers", providers, "--device", device, "--json", "x.json"]) == 0
+    where = ["--device", device, "--together"]
+    assert cli.main(["bench", "--shape", size, "--providers", providers, *where, "--json", "x.json"]) == 0
     found = read("x.json").records
     assert [(r.who, r.status, r.note) for r in found] == [("auto", "ok", ""), ("naive", "ok", ""), ("max", "ok", "")]
     for r in found:
@@ -466,7 +468,7 @@ def planned(monkeypatch, *arguments):
     """Returns what the command would run."""
     plans = []
     monkeypatch.setattr(Bench, "run", lambda self, suite, cases, ways, progress: plans.append((suite, cases, ways)))
-    assert cli.main(["bench", *arguments]) == 0
+    assert cli.main(["bench", *arguments, "--together"]) == 0
     return plans[0]
 
 
@@ -609,7 +611,7 @@ def test_a_resumed_run_keeps_what_it_does_not_ask_for(provider, capsys):
 @pytest.mark.parametrize(("field", "change"), [("device", "another"), ("threads", 77), ("mine", "0"), ("numpy", "0")])
 def test_other_runs_are_not_resumed(provider, capsys, field, change):
     provider("mine", fake())
-    arguments = ["bench", *SEVERAL[:-1], "mine,numpy", "--device", "cpu", "--json", "x.json"]
+    arguments = ["bench", *SEVERAL[:-1], "mine,numpy", "--device", "cpu", "--together", "--json", "x.json"]
     assert bench(*arguments[1:]) == 0
     capsys.readouterr()
     run = read("x.json")
@@ -794,6 +796,12 @@ SHAPE = ["--shape", "4x8"]
         ([*SHAPE, "--plot", "x.pdf"], ["svg or png", "x.pdf"]),
         (["report", "x.json", "--plot", "x.pdf"], ["svg or png", "x.pdf"]),
         ([*SHAPE, "--providers", "maxsoftmax:naive", "--device", "cpu", "--block-size", "64"], ["block_size 64"]),
+        ([*SHAPE, "--rounds", "0"], ["--rounds 0", "at least 1"]),
+        ([*SHAPE, "--rounds", "2", "--together"], ["--rounds 2", "together"]),
+        (["call", "--providers", "cudnn"], ["'cudnn'", *CALLERS]),
+        (["call", "--providers", "maxsoftmax:naive"], ["no algorithms", "'maxsoftmax:naive'"]),
+        (["call", "--op", "softmax_backward"], ["softmax_backward", *CALL_OPS]),
+        (["call", "--op", "cross_entropy", "--shape", "2x3x4"], ["cross_entropy", "2x3x4"]),
     ],
     ids=" ".join,
 )
@@ -856,7 +864,7 @@ def test_help_names_the_suites_and_the_providers(capsys):
 def test_the_json_of_a_run_is_json(capsys):
     assert bench("--shape", "4x8", "--providers", "numpy", "--json", "x.json") == 0
     given = json.loads(Path("x.json").read_text(encoding="utf-8"))
-    assert set(given) == {"device", "versions", "date", "command", "threads", "records"}
+    assert set(given) == {"device", "versions", "date", "command", "threads", "processor", "rounds", "records"}
     (found,) = given["records"]
     assert (found["op"], found["shape"], found["provider"]) == ("softmax", [4, 8], "numpy")
 

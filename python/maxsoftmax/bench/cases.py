@@ -111,6 +111,8 @@ class Suite(NamedTuple):
     """Whether all our algorithms take part, or `auto` only."""
     host: tuple[Case, ...] = ()
     """The cases on a CPU, where a suite for a GPU has others there: a machine without a GPU has these."""
+    calls: bool = False
+    """Whether it times whole calls of libraries as their users make them, rather than what a device does."""
 
     def on(self, device: str) -> tuple[Case, ...]:
         """Returns the cases for a kind of device."""
@@ -125,6 +127,49 @@ PEERS = {
     "cpu": ("max", "torch", "torch.compile", "jax", "onnxruntime", "scipy", "numpy"),
 }
 """The providers beside ours, on each kind of device, in the order of their rows."""
+
+_CALLERS = (
+    "maxsoftmax",
+    "maxsoftmax.torch",
+    "maxsoftmax.torch+grad",
+    "maxsoftmax.ops",
+    "max",
+    "torch",
+    "torch+grad",
+    "torch.compile",
+)
+
+CALLERS = {
+    "gpu": (*_CALLERS, "liger", "quack", "jax"),
+    "cpu": (*_CALLERS, "jax", "onnxruntime", "scipy", "numpy"),
+}
+"""Whose calls are timed, ours among them, on each kind of device, in the order of their rows."""
+
+CALL = "call"
+"""The suite of calls."""
+
+CALL_OPS = {
+    "softmax": ("softmax",),
+    "log_softmax": ("log_softmax",),
+    "cross_entropy": ("cross_entropy", "cross_entropy_gradient"),
+}
+"""What that suite may be asked for, and which ops it then times: of a loss, forward, and forward and backward."""
+
+CALL_SHAPES = (
+    (1, 64),
+    (8, 64),
+    (64, 128),
+    (256, 256),
+    (1, 151936),
+    (256, 1024),
+    (8, 128256),
+    (1024, 1024),
+    (4096, 1024),
+    (256, 50257),
+    (8192, 4096),
+    (8192, 8192),
+)
+"""Its shapes, from 64 elements, where all is overhead, to 2²⁶, where none is."""
 
 _BOTH = (DType.float32, DType.bfloat16)
 
@@ -217,12 +262,21 @@ SUITES = {
         ),
         rungs=True,
     ),
+    CALL: Suite(
+        "What a call costs, from 64 elements to 67 million",
+        "gpu",
+        tuple(map(Case, CALL_SHAPES)),
+        host=tuple(map(Case, CALL_SHAPES)),
+        calls=True,
+    ),
 }
 """The suites by name; cases that were published keep their published sizes."""
 
 
 def entries(suite: Suite, device: str) -> list[Entry]:
     """Returns the ways to compute the cases of `suite` on a kind of `device`: ours first, then the peers."""
+    if suite.calls:
+        return [Entry(name) for name in CALLERS[device]]
     ours = ALGORITHMS[device] if suite.rungs else {"auto": ALGORITHMS[device]["auto"]}
     return [
         *(Entry("maxsoftmax", name, BLOCK_SIZE if leaves.block_sizes else None) for name, leaves in ours.items()),

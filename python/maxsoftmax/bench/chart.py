@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsoftmax import files
-from maxsoftmax.bench.cases import SUITES
+from maxsoftmax.bench.cases import CALL, SUITES
 from maxsoftmax.bench.results import Record, Results
 from maxsoftmax.bench.table import duration
 
@@ -144,14 +144,15 @@ def draw(results: Results) -> Figure:
         cases = list(dict.fromkeys((r.case, r.dtype) for r in timed))
         if len(cases) == 1:
             _bars(figure, timed)
+        elif all(r.suite == CALL for r in timed):
+            _calls(figure, timed, early=results.threads is None)
         elif len({(r.dtype, r.axis) for r in timed}) == 1 and all(r.shape[:-1] == (1,) and r.gflops for r in timed):
             _lines(figure, timed)
         else:
             _points(figure, timed)
-        threads = f", {results.threads} threads" if results.threads else ""
         suite = timed[0].suite
         title = SUITES[suite].title if suite in SUITES else f"softmax, {suite}"
-        figure.suptitle(f"{title}\n{results.device}{threads}", fontsize=11)
+        figure.suptitle(f"{title}\n{results.where}", fontsize=11)
         return figure
 
 
@@ -161,7 +162,7 @@ def _bars(figure: Figure, records: Sequence[Record]) -> None:
     axes = figure.subplots()
     records = sorted(records, key=_time)
     places = range(len(records))
-    colours = [OURS if r.provider == "maxsoftmax" else PEER for r in records]
+    colours = [OURS if r.ours else PEER for r in records]
     axes.barh(places, [_time(r) for r in records], color=colours)
     axes.set_yticks(places, [r.who for r in records])
     axes.set_xscale("log")
@@ -227,9 +228,36 @@ def _points(figure: Figure, records: Sequence[Record]) -> None:
         _legend(axes)
 
 
+def _calls(figure: Figure, records: Sequence[Record], early: bool) -> None:
+    """Time of a call over the elements of its logits, a row of panels for each op and dtype.
+
+    A panel shows the time until the result is there; where calls return `early`, one beside it shows when.
+    """
+    kinds = list(dict.fromkeys((r.op, r.dtype) for r in records))
+    times: dict[str, Callable[[Record], float]] = {"until its result is there": _time}
+    if early:
+        times = {"until it returns": lambda r: r.host_s or _time(r), **times}
+    figure.set_size_inches(3 + 5.5 * len(times), 1 + 4.5 * len(kinds))
+    whos = list(dict.fromkeys((r.provider, r.who) for r in records))
+    grid = figure.subplots(len(kinds), len(times), squeeze=False, sharex=True, sharey="row")
+    for row, (op, dtype) in zip(grid, kinds, strict=True):
+        panel = sorted((r for r in records if (r.op, r.dtype) == (op, dtype)), key=lambda r: r.size)
+        for axes, (until, time) in zip(row, times.items(), strict=True):
+            for i, who in enumerate(whos):
+                line = [r for r in panel if (r.provider, r.who) == who]
+                if line:
+                    axes.plot([r.size for r in line], [time(r) for r in line], label=who[1], **_style(i, who[0]))
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xlabel("elements")
+            axes.set_ylabel(f"{op} {dtype}: seconds of a call\n{until}", fontsize=9)
+            axes.tick_params(labelbottom=True, labelleft=True)
+        _legend(row[-1])
+
+
 def _style(number: int, provider: str) -> dict[str, Any]:
     """Returns a line's looks: colours of middle lightness, ours thick."""
-    ours = provider == "maxsoftmax"
+    ours = provider.split(".", maxsplit=1)[0] == "maxsoftmax"
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": "osDv^<>PX*"[number % 10],

@@ -8,14 +8,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from max.driver import Device
 from max.dtype import DType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from maxsoftmax import files, parse, runtime
 from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
 from maxsoftmax.bench import chart
-from maxsoftmax.bench.cases import BLOCK_SIZE, OPS, SUITES, Case, Entry, Suite, entries
-from maxsoftmax.bench.providers import PROVIDERS
+from maxsoftmax.bench.apart import ROUNDS, Apart
+from maxsoftmax.bench.cases import (
+    BLOCK_SIZE,
+    CALL,
+    CALL_OPS,
+    CALL_SHAPES,
+    OPS,
+    SUITES,
+    Case,
+    Entry,
+    Suite,
+    entries,
+)
+from maxsoftmax.bench.providers import CALLERS, PROVIDERS, Provider
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench, usable_cores
 from maxsoftmax.bench.table import markdown, overview, tables
@@ -45,7 +58,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--providers",
         type=lambda text: text.split(","),
         metavar="NAMES",
-        help=f"some of {', '.join(PROVIDERS)}; maxsoftmax:NAME is one of our algorithms (default: all of the suite)",
+        help=f"some of {', '.join(PROVIDERS)}; maxsoftmax:NAME is one of our algorithms; "
+        f"of '{CALL}', some of {', '.join(CALLERS)} (default: all of the suite)",
     )
     bench.add_argument("--device", metavar="D", help="cpu, gpu, gpu:1, … (default: what the suite was made for)")
     bench.add_argument(
@@ -53,14 +67,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="append",
         type=parse.shape,
         metavar="AxBxC",
-        help="a shape instead of the suite's; may be repeated",
+        help=f"a shape instead of the suite's; may be repeated; beside a suite only of '{CALL}'",
     )
     bench.add_argument(
-        "--dtype", action="append", type=parse.dtype, metavar="T", help="with --shape: its dtype (default: float32)"
+        "--dtype",
+        action="append",
+        type=parse.dtype,
+        metavar="T",
+        help=f"with --shape or '{CALL}': its dtype (default: float32)",
     )
-    bench.add_argument("--axis", type=int, default=-1, metavar="A", help="with --shape: the axis (default: -1)")
     bench.add_argument(
-        "--op", choices=OPS, default="softmax", help="with --shape: what to compute of it (default: softmax)"
+        "--axis", type=int, default=-1, metavar="A", help=f"with --shape or '{CALL}': the axis (default: -1)"
+    )
+    bench.add_argument(
+        "--op",
+        choices=OPS,
+        default="softmax",
+        help=f"with --shape or '{CALL}': what to compute of it (default: softmax)",
     )
     bench.add_argument(
         "--block-size", type=int, metavar="B", help=f"threads a block of our rungs (default: {BLOCK_SIZE})"
@@ -69,6 +92,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--unroll", type=int, metavar="U", help="vectors under way of vector and online (default: theirs)"
     )
     bench.add_argument("--threads", type=int, metavar="N", help="threads on a CPU (default: all cores)")
+    bench.add_argument(
+        "--rounds",
+        type=int,
+        metavar="R",
+        help=f"on a CPU and of '{CALL}', where each of several providers has a process of its own: "
+        f"how often it has its turn (default: {ROUNDS})",
+    )
+    bench.add_argument("--together", action="store_true", help="all providers in this process, in one round")
     bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
     bench.add_argument("--resume", action="store_true", help="keep what is in the FILE of --json, and measure the rest")
     bench.add_argument(
@@ -91,11 +122,13 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--resume needs --json FILE, the records of the run to resume")
     if options.files:
         raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
+    if options.rounds is not None and (options.together or options.rounds < 1):
+        raise ValueError(f"--rounds {options.rounds}: at least 1, and not where providers are together")
     _limit_threads(options.threads)
-    name, suite, device = _chosen(options)
-    device = runtime.device(options.device or device)
+    name, suite, best = _chosen(options)
+    device = runtime.device(options.device or best)
     ways = _ways(options, suite, device.label)
-    bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], options.threads or usable_cores())
+    bench = _bench(options, name, suite, device, ways)
     cases = suite.on(device.label)
     if options.resume:
         bench.resume(Results.read(options.json), name, cases, ways)
@@ -140,21 +173,43 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(options: argparse.Namespace, name: str, suite: Suite, device: Device, ways: Sequence[Entry]) -> Bench:
+    """Returns what measures: on a CPU, and where calls are, each of several providers in a process of its own."""
+    typed = ["maxsoftmax", *sys.argv[1:]]
+    threads = options.threads or usable_cores()
+    alone = len({way.provider for way in ways}) == 1 and options.rounds is None
+    if options.together or alone or not (device.is_host or suite.calls):
+        return Bench(device, typed, threads, suite.calls)
+
+    def arguments(mine: Sequence[Entry]) -> list[str]:
+        names = ",".join(":".join(filter(None, (way.provider, way.algorithm))) for way in mine)
+        given = [f"--providers={names}", f"--device={runtime.name(device)}"]
+        given += [f"--shape={'x'.join(map(str, shape))}" for shape in options.shape or ()]
+        given += [f"--dtype={dtype.name}" for dtype in options.dtype or ()]
+        given += [f"--axis={options.axis}"] * (options.axis != -1) + [f"--op={options.op}"] * (options.op != "softmax")
+        for option in ("block_size", "unroll"):
+            if (value := getattr(options, option)) is not None:
+                given.append(f"--{option.replace('_', '-')}={value}")
+        if device.is_host or options.threads:
+            given.append(f"--threads={threads}")
+        return ["bench", *([name] if name != CUSTOM else []), *given]
+
+    return Apart(device, typed, threads, arguments, options.rounds or ROUNDS)
+
+
 def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
     """Returns the suite's name, the suite, and the device it runs on unless told otherwise."""
     present = [runtime.name(device) for device in runtime.devices()]
     best = "gpu" if "gpu" in present else "cpu"
     if options.suite and options.suite not in SUITES:
         raise ValueError(f"suite {options.suite!r} does not exist: choose from {', '.join(SUITES)}, {REPORT}")
+    if options.suite == CALL:
+        return CALL, _of_calls(options), best
     if options.shape:
         if options.suite:
             raise ValueError(f"--shape replaces a suite: leave out {options.suite!r}")
         shapes, dtypes = options.shape, options.dtype or [DType.float32]
-        for shape in shapes:
-            _check_op(options.op, shape, options.axis)
-        cases = tuple(
-            dict.fromkeys(Case(shape, dtype, options.axis, options.op) for shape in shapes for dtype in dtypes)
-        )
+        cases = _cases((options.op,), shapes, dtypes, options.axis)
         return CUSTOM, Suite("The shapes asked for", best, cases, rungs=options.op == "softmax"), best
     if options.dtype or options.axis != -1 or options.op != "softmax":
         raise ValueError("--dtype, --axis and --op go with --shape: a suite has its own")
@@ -163,6 +218,29 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
     if device not in present and not options.device:
         raise ValueError(f"suite {name!r} is for a {device.upper()}, and this machine has none: try 'cpu'")
     return name, SUITES[name], device
+
+
+def _of_calls(options: argparse.Namespace) -> Suite:
+    """Returns the suite of calls, for what was asked for."""
+    if options.op not in CALL_OPS:
+        raise ValueError(f"suite {CALL!r} does not time {options.op}: choose --op from {', '.join(CALL_OPS)}")
+    shapes = options.shape or CALL_SHAPES
+    cases = [
+        case
+        for dtype in options.dtype or [DType.float32]
+        for op in CALL_OPS[options.op]
+        for case in _cases((op,), shapes, [dtype], options.axis)
+    ]
+    return SUITES[CALL]._replace(cases=tuple(cases), host=tuple(cases))
+
+
+def _cases(
+    ops: Sequence[str], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[DType], axis: int
+) -> tuple[Case, ...]:
+    for op in ops:
+        for shape in shapes:
+            _check_op(op, shape, axis)
+    return tuple(dict.fromkeys(Case(shape, dtype, axis, op) for shape in shapes for dtype in dtypes for op in ops))
 
 
 def _check_op(op: str, shape: tuple[int, ...], axis: int) -> None:
@@ -180,15 +258,16 @@ def _check_op(op: str, shape: tuple[int, ...], axis: int) -> None:
 def _ways(options: argparse.Namespace, suite: Suite, device: str) -> list[Entry]:
     """Returns the entries that were asked for."""
     default = entries(suite, device)
+    known: dict[str, type[Provider]] = CALLERS if suite.calls else PROVIDERS
     if options.providers is None:
         chosen = default
     else:
         chosen = []
         for text in options.providers:
             provider, _, algorithm = text.partition(":")
-            if provider not in PROVIDERS:
-                raise ValueError(f"provider {provider!r} does not exist: choose from {', '.join(PROVIDERS)}")
-            if algorithm and provider != "maxsoftmax":
+            if provider not in known:
+                raise ValueError(f"provider {provider!r} does not exist: choose from {', '.join(known)}")
+            if algorithm and (provider != "maxsoftmax" or suite.calls):
                 raise ValueError(f"provider {provider!r} has no algorithms to choose from, as in {text!r}")
             if algorithm:
                 check_algorithm(algorithm, device)
@@ -201,7 +280,7 @@ def _ways(options: argparse.Namespace, suite: Suite, device: str) -> list[Entry]
 
 def _configured(entry: Entry, options: argparse.Namespace, device: str) -> Entry:
     """Returns the entry with the block size and unrolling asked for, where it leaves the choice."""
-    if entry.provider != "maxsoftmax" or entry.algorithm == "auto":
+    if entry.provider != "maxsoftmax" or entry.algorithm in ("", "auto"):
         return entry
     if options.block_size is not None:
         entry = entry._replace(block_size=check_block_size(options.block_size, entry.algorithm, device))
@@ -235,13 +314,12 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
     log = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
-        before = len(bench.results.records)
-        task = progress.add_task(f"{name}: getting ready", total=len(cases) * len(ways) - bench.done)
+        task = progress.add_task(f"{name}: getting ready", total=(len(cases) * len(ways) - bench.done) * bench.rounds)
 
         def advance(case: Case, entry: Entry) -> None:
-            if keep and bench.results.records and entry == ways[0]:
+            if keep and bench.results.records and (entry == ways[0] or bench.rounds > 1):
                 bench.results.write(keep)
-            progress.update(task, completed=len(bench.results.records) - before, description=f"{case}: {entry}")
+            progress.update(task, completed=bench.measured, description=bench.describe(case, entry))
 
         try:
             bench.run(name, cases, ways, advance)
@@ -255,9 +333,8 @@ def show(results: Results) -> None:
     """Prints where it was measured, and a table a case."""
     # A file or a pipe has no width to keep to.
     out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
-    threads = f", {results.threads} threads" if results.threads else ""
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
-    out.print(f"{results.device}{threads}; {versions}; {results.date}")
+    out.print(f"{results.where}; {versions}; {results.date}")
     for table in tables(results):
         out.print(table)
 

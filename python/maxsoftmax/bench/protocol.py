@@ -18,7 +18,7 @@ from max.driver import Device
 
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.clock import Clock, HostClock
-from maxsoftmax.bench.data import Inputs, check
+from maxsoftmax.bench.data import Check, Inputs, check
 from maxsoftmax.bench.providers import Provider, Unsupported
 from maxsoftmax.bench.results import Record
 
@@ -62,8 +62,13 @@ def rotated(case: Case, cache: int) -> int:
 
 def measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine) -> Record:
     """Returns what `provider` does on `case`. Never raises for what the provider does wrong."""
+    return guarded(suite, case, entry, lambda: _measure(suite, case, entry, provider, machine))
+
+
+def guarded(suite: str, case: Case, entry: Entry, measuring: Callable[[], Record]) -> Record:
+    """Returns what `measuring` does, or a record of what was raised there."""
     try:
-        return _measure(suite, case, entry, provider, machine)
+        return measuring()
     except Unsupported as error:
         return record(suite, case, entry, "missing", note=str(error))
     except Exception as error:  # Whatever a library may raise is its result.
@@ -78,26 +83,22 @@ def record(suite: str, case: Case, entry: Entry, status: str, **measured: Any) -
 
 
 def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine) -> Record:
-    if case.op not in provider.ops:
-        raise Unsupported(f"has no {case.op} here")
+    check_op(case, provider)
     count = rotated(case, machine.clock.cache)
     inputs = Inputs.place(case, count, machine.device)
-    xs = _shared(inputs, provider)
+    xs = shared(inputs, provider)
     function = provider.prepare(case, entry)
 
     y, seconds = _timed(function, xs[0], machine)
     if provider.lazy or LAP_S / count < seconds <= BUDGET_S:
         if case.op in provider.in_place:
             inputs = Inputs.place(case, count, machine.device)
-            xs = _shared(inputs, provider)
+            xs = shared(inputs, provider)
         # The first call compiled, or may have loaded what the others find.
         y, seconds = _timed(function, xs[0], machine)
     found = check(inputs, 0, *(provider.result(part) for part in (y if isinstance(y, tuple) else (y,))))
     if not found.correct:
-        # JSON has no other numbers.
-        if not math.isfinite(found.error):
-            return record(suite, case, entry, "wrong", note="not a finite number where it should be one")
-        return record(suite, case, entry, "wrong", max_rel_error=found.error)
+        return wrong(suite, case, entry, found)
     del y
 
     turns = max(1, min(count, int(LAP_S / seconds)))
@@ -107,7 +108,7 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
     notes: list[str] = []
     if seconds > BUDGET_S:
         # The call that was checked has to do.
-        copies.append(median(_copies(inputs, machine)))
+        copies.append(median(copies_of(inputs, machine)))
         samples.append([seconds])
         notes.append("timed by the host's clock")
     held: list[Any] = []
@@ -115,10 +116,10 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
         if placement:
             # While the last placement's memory is taken, this one lies elsewhere.
             inputs = Inputs.place(case, count, machine.device)
-            xs = _shared(inputs, provider)
+            xs = shared(inputs, provider)
             while held and (len(held) + 1) * case.moved * count > HELD:
                 held.pop(0)
-        copies.append(median(_copies(inputs, machine)))
+        copies.append(median(copies_of(inputs, machine)))
         lap = provider.lap(function, xs[:turns])
         repeats = max(1, min(REPEATS, int(BUDGET_S / PLACEMENTS / (seconds * turns))))
         samples.append(clock.seconds(lap, repeats, replay=turns > 1))
@@ -144,7 +145,25 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
     )
 
 
-def _shared(inputs: Inputs, provider: Provider) -> list[Any]:
+def check_op(case: Case, provider: Provider) -> None:
+    """Refuses an op that a provider does not compute.
+
+    Raises:
+        Unsupported: If it does not.
+    """
+    if case.op not in provider.ops:
+        raise Unsupported(f"has no {case.op} here")
+
+
+def wrong(suite: str, case: Case, entry: Entry, found: Check) -> Record:
+    """Returns a record of a result that is not right."""
+    # JSON has no other numbers.
+    if not math.isfinite(found.error):
+        return record(suite, case, entry, "wrong", note="not a finite number where it should be one")
+    return record(suite, case, entry, "wrong", max_rel_error=found.error)
+
+
+def shared(inputs: Inputs, provider: Provider) -> list[Any]:
     """Returns the arguments of each call: the logits, or a tuple where an op takes more."""
     if not inputs.others:
         return [provider.share(x) for x in inputs.buffers]
@@ -162,5 +181,6 @@ def _timed(function: Callable[[Any], Any], x: Any, machine: Machine) -> tuple[An
     return y, time.perf_counter() - start
 
 
-def _copies(inputs: Inputs, machine: Machine) -> list[float]:
+def copies_of(inputs: Inputs, machine: Machine) -> list[float]:
+    """Returns how long copies of the inputs take, each on the average of them."""
     return machine.clock.seconds(machine.clock.copy(inputs.buffers), REPEATS, replay=len(inputs.buffers) > 1)

@@ -45,6 +45,13 @@ class Record:
     max_rel_error: float | None = None
     """Largest relative error against float64, in the rows that were checked, where a normal number is exact."""
     note: str = ""
+    host_s: float | None = None
+    """Where calls are timed, how long one keeps its caller: `median_s` is then the time until its result is there."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a way of this package."""
+        return self.provider.split(".", maxsplit=1)[0] == "maxsoftmax"
 
     @property
     def size(self) -> int:
@@ -85,7 +92,19 @@ class Results:
     command: str
     threads: int | None = None
     """Of the processor, where that is what computed."""
+    processor: str | None = None
+    """The name of the processor, where it called another device."""
+    rounds: int | None = None
+    """How often each provider, at least, had its turn in a process of its own; None where all shared one."""
     records: list[Record] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """What to call the place where it was measured."""
+        threads = f", {self.threads} threads" if self.threads else ""
+        processor = f", called by {self.processor}" if self.processor else ""
+        rounds = f", {self.rounds} round{'s' * (self.rounds > 1)} of processes" if self.rounds else ""
+        return f"{self.device}{threads}{processor}{rounds}"
 
     def write(self, path: Path) -> None:
         """Writes JSON, whole or not at all."""
@@ -133,4 +152,7 @@ def _record(given: dict[str, Any]) -> Record:
             continue
         if type(value) is not float or not math.isfinite(value) or not (value > 0 or name == "max_rel_error"):
             raise ValueError(f"{name} is {value!r}")
+    value = record.host_s
+    if value is not None and (type(value) is not float or not math.isfinite(value) or value <= 0):
+        raise ValueError(f"host_s is {value!r}")
     return record

@@ -14,10 +14,11 @@ from typing import Any
 
 from max.driver import Device
 
+from maxsoftmax.bench import call
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.clock import DeviceClock, HostClock
 from maxsoftmax.bench.protocol import Machine, measure, record
-from maxsoftmax.bench.providers import PROVIDERS, Provider
+from maxsoftmax.bench.providers import CALLERS, PROVIDERS, Provider
 from maxsoftmax.bench.results import Record, Results
 from maxsoftmax.extension import distribution_version
 
@@ -34,12 +35,19 @@ class Bench:
         device: Where to compute.
         command: What was typed.
         threads: Of the processor, where that computes.
+        calls: Whether whole calls are timed.
     """
 
-    def __init__(self, device: Device, command: Sequence[str], threads: int) -> None:
+    rounds = 1
+    """How often everything is measured."""
+
+    def __init__(self, device: Device, command: Sequence[str], threads: int, calls: bool = False) -> None:
         clock = HostClock() if device.is_host else DeviceClock(device)
         self.machine = Machine(device, clock)
         self.threads = threads
+        self.calls = calls
+        self.measured = 0
+        """How many measurements were made, over all rounds."""
         self.providers: dict[str, Provider | str] = {}
         """Each that took part so far, or why it could not."""
         self._done: set[tuple[Any, ...]] = set()
@@ -54,6 +62,7 @@ class Bench:
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             command=shlex.join(command),
             threads=threads if device.is_host else None,
+            processor=None if device.is_host else processor(),
         )
 
     def resume(self, earlier: Results, suite: str, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
@@ -62,28 +71,43 @@ class Bench:
         Raises:
             ValueError: If that was on another device, or with other versions.
         """
+        self._check_versions(earlier, entries)
+        now = self.results
+        now.date, now.versions = earlier.date, {**earlier.versions, **now.versions}
+        now.records = list(earlier.records)
+        if now.rounds and earlier.rounds:
+            now.rounds = min(now.rounds, earlier.rounds)
+        found = {of_record(r) for r in earlier.records}
+        self._done = found.intersection(of_way(suite, *way) for way in itertools.product(cases, entries))
+
+    def _check_versions(self, earlier: Results, entries: Sequence[Entry]) -> None:
+        """Refuses an earlier run with other versions of what `entries` name."""
         for entry in entries:
             self._provider(entry.provider)
+        self._compare(earlier)
+
+    def _compare(self, earlier: Results) -> None:
+        """Refuses an earlier run that was on another device, or with other versions of what has taken part so far."""
         now = self.results
         then = {"device": earlier.device, "threads": earlier.threads, **earlier.versions}
         here = {"device": now.device, "threads": now.threads, **now.versions}
         for what, value in here.items():
             if then.get(what, "missing") != value:
                 raise ValueError(f"cannot resume a run whose {what} was {then.get(what, 'missing')}, not {value}")
-        now.date, now.versions = earlier.date, {**earlier.versions, **now.versions}
-        now.records = list(earlier.records)
-        found = {_of_record(r) for r in earlier.records}
-        self._done = found.intersection(_of_way(suite, *way) for way in itertools.product(cases, entries))
 
     @property
     def done(self) -> int:
         """How many of the measurements that were asked for were taken over."""
         return len(self._done)
 
+    def describe(self, case: Case, entry: Entry) -> str:
+        """Returns what `progress` is told, in words."""
+        return f"{case}: {entry}"
+
     def run(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress) -> None:
         """Measures all of it, telling `progress` what comes next."""
         ways = list(itertools.product(cases, entries))
-        missing = [way for way in ways if _of_way(suite, *way) not in self._done]
+        missing = [way for way in ways if of_way(suite, *way) not in self._done]
         for name in dict.fromkeys(entry.provider for _, entry in missing):
             provider = self._provider(name)
             if not isinstance(provider, str):
@@ -94,22 +118,29 @@ class Bench:
             for case, entry in missing:
                 progress(case, entry)
                 self.results.records.append(self._measure(suite, case, entry))
+                self.measured += 1
         finally:
             if self._done:
-                place = {_of_way(suite, *way): i for i, way in enumerate(ways)}
-                self.results.records.sort(key=lambda r: place.get(_of_record(r), -1))
+                self._sort(suite, cases, entries)
+
+    def _sort(self, suite: str, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
+        """Puts the records of what was asked for in its order, after all others."""
+        place = {of_way(suite, *way): i for i, way in enumerate(itertools.product(cases, entries))}
+        self.results.records.sort(key=lambda r: place.get(of_record(r), -1))
 
     def _measure(self, suite: str, case: Case, entry: Entry) -> Record:
         provider = self._provider(entry.provider)
         if isinstance(provider, str):
             return record(suite, case, entry, "missing", note=provider)
+        if self.calls:
+            return call.measure(suite, case, entry, provider, self.machine)
         if reason := self._hopeless(suite, case, entry):
             return record(suite, case, entry, "missing", note=reason)
         return measure(suite, case, entry, provider, self.machine)
 
     def _provider(self, name: str) -> Provider | str:
         if name not in self.providers:
-            self.providers[name] = self._start(PROVIDERS[name])
+            self.providers[name] = self._start((CALLERS if self.calls else PROVIDERS)[name])
         return self.providers[name]
 
     def _start(self, kind: type[Provider]) -> Provider | str:
@@ -136,12 +167,12 @@ class Bench:
         return ""
 
 
-def _of_record(r: Record) -> tuple[Any, ...]:
+def of_record(r: Record) -> tuple[Any, ...]:
     """Returns what tells a record from others."""
     return r.suite, r.op, r.dtype, r.shape, r.axis, r.provider, r.algorithm, r.block_size, r.unroll
 
 
-def _of_way(suite: str, case: Case, entry: Entry) -> tuple[Any, ...]:
+def of_way(suite: str, case: Case, entry: Entry) -> tuple[Any, ...]:
     """Returns what will tell the record of an entry on a case from others."""
     return suite, case.op, case.dtype.name, case.shape, case.axis, *entry
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from maxsoftmax.bench.cases import Entry
+from maxsoftmax.bench.cases import CALL, Entry
 from maxsoftmax.bench.results import Record, Results
 
 
@@ -29,13 +29,13 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
     """
     parts = []
     for records in _cases(results):
-        naive = _naive(records)
+        naive, columns = _naive(records), _columns(records[0])
         lines = [
-            f"| {records[0].case} {records[0].dtype} | {' | '.join(COLUMNS)} |",
-            "|---" + "|---:" * len(COLUMNS) + "|",
+            f"| {records[0].case} {records[0].dtype} | {' | '.join(columns)} |",
+            "|---" + "|---:" * len(columns) + "|",
         ]
         lines += [
-            f"| {r.who if r.provider == 'maxsoftmax' else f'*{r.who}*'} | {' | '.join(_cells(r, naive))} |"
+            f"| {r.who if r.ours else f'*{r.who}*'} | {' | '.join(_cells(r, naive))} |"
             for r in records
             if only is None or r.who in only
         ]
@@ -46,6 +46,8 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
 def overview(results: Results, only: Container[str] | None = None) -> str:
     """Returns the records as one Markdown table: a row a case, and for each way to compute it time and share of a copy.
 
+    Of a call it is the time that it keeps its caller, where that is another, and the time until its result is there.
+
     Args:
         results: What to show.
         only: As for `markdown`; of them, those that never have a time are left out.
@@ -54,14 +56,30 @@ def overview(results: Results, only: Container[str] | None = None) -> str:
     names = [who for who in dict.fromkeys(r.who for r in results.records) if who in timed]
     lines = ["| | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
     for records in _cases(results):
-        cells = {r.who: _cells(r, None) for r in records if r.status != "missing"}
-        texts = (f"{cells[name][0]}, {cells[name][2]}".removesuffix(", ") if name in cells else "" for name in names)
+        texts_of = {r.who: _short(r) for r in records if r.status != "missing"}
+        texts = (texts_of.get(name, "") for name in names)
         lines.append(f"| {records[0].case} {records[0].dtype} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
 COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "error")
 """What is shown of each record."""
+
+CALL_COLUMNS = ("returns after", "result after", "GB/s", "of a copy", "error")
+"""What is shown of one where calls are timed."""
+
+
+def _columns(r: Record) -> tuple[str, ...]:
+    return CALL_COLUMNS if r.suite == CALL else COLUMNS
+
+
+def _short(r: Record) -> str:
+    """Returns what an overview says of a record."""
+    if r.host_s and r.median_s:
+        times = (duration(r.host_s), duration(r.median_s))
+        return ", ".join(dict.fromkeys(times))
+    time, _, share, *_ = _cells(r, None)
+    return f"{time}, {share}".removesuffix(", ")
 
 
 def _cases(results: Results) -> Iterator[list[Record]]:
@@ -74,7 +92,7 @@ def _table(title: str, records: list[Record]) -> Table:
     naive = _naive(records)
     table = Table(title=title, title_justify="left")
     table.add_column("provider", no_wrap=True)
-    for column in COLUMNS:
+    for column in _columns(records[0]):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("note", overflow="fold")
     for r in records:
@@ -89,16 +107,19 @@ def _naive(records: list[Record]) -> float | None:
 
 def _cells(r: Record, naive: float | None) -> list[str]:
     if r.status == "ok" and r.median_s and r.gbps and r.copy_gbps:
+        rates = [f"{r.gbps:.1f}" if r.gbps < 100 else f"{r.gbps:.0f}", f"{r.gbps / r.copy_gbps:.0%}"]
+        if r.suite == CALL:
+            return [duration(r.host_s or r.median_s), duration(r.median_s), *rates, f"{r.max_rel_error:.1e}"]
         gflops = r.gflops
         return [
             duration(r.median_s),
-            f"{r.gbps:.1f}" if r.gbps < 100 else f"{r.gbps:.0f}",
-            f"{r.gbps / r.copy_gbps:.0%}",
+            *rates,
             "" if gflops is None else f"{gflops:.3g}" if gflops < 100 else f"{gflops:.0f}",
             f"{naive / r.median_s:.2f}" if naive else "",
             f"{r.max_rel_error:.1e}",
         ]
-    return [r.status.upper(), "", "", "", "", "" if r.max_rel_error is None else f"{r.max_rel_error:.1e}"]
+    empty = [""] * (len(_columns(r)) - 2)
+    return [r.status.upper(), *empty, "" if r.max_rel_error is None else f"{r.max_rel_error:.1e}"]
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from maxsoftmax.bench.providers.base import Provider, Unsupported
+from maxsoftmax.bench.providers.called import (
+    CalledLiger,
+    CalledQuack,
+    CalledTorch,
+    CalledTorchCompile,
+    OurArrays,
+    OurGraph,
+    OurTorch,
+    OurTorchGrad,
+    TorchGrad,
+)
 from maxsoftmax.bench.providers.cudnn import Cudnn
 from maxsoftmax.bench.providers.jax_jit import Jax
 from maxsoftmax.bench.providers.liger import Liger
@@ -15,7 +26,7 @@ from maxsoftmax.bench.providers.scipy_special import Scipy
 from maxsoftmax.bench.providers.torch_compile import TorchCompile
 from maxsoftmax.bench.providers.torch_eager import Torch
 
-__all__ = ["PROVIDERS", "Provider", "Unsupported"]
+__all__ = ["CALLERS", "PROVIDERS", "Provider", "Unsupported"]
 
 PROVIDERS: dict[str, type[Provider]] = {
     p.name: p
@@ -34,3 +45,24 @@ PROVIDERS: dict[str, type[Provider]] = {
     )
 }
 """Every provider's class by its name; making one imports its library."""
+
+CALLERS: dict[str, type[Provider]] = {
+    p.name: p
+    for p in (
+        OurArrays,
+        OurTorch,
+        OurTorchGrad,
+        OurGraph,
+        MaxBuiltin,
+        CalledTorch,
+        TorchGrad,
+        CalledTorchCompile,
+        CalledLiger,
+        CalledQuack,
+        Jax,
+        OnnxRuntime,
+        Scipy,
+        Numpy,
+    )
+}
+"""The same for whole calls: each library as its users call it."""

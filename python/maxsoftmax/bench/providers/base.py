@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -39,6 +40,8 @@ class Provider(ABC):
     """Which of the ops it computes."""
     in_place: ClassVar[tuple[str, ...]] = ()
     """Those that overwrite the logits."""
+    late: ClassVar[bool] = False
+    """Whether on a CPU, too, a call may return before its result is there."""
 
     def __init__(self, device: Device, threads: int) -> None:
         self.device = device
@@ -70,6 +73,14 @@ class Provider(ABC):
     def result(self, y: Any) -> Buffer:
         """Returns an output's memory."""
         return Buffer.from_dlpack(y)
+
+    def wait(self, y: Any) -> None:
+        """Returns when the output `y` is there."""
+        self.device.synchronize()
+
+    def calling(self, case: Case) -> contextlib.AbstractContextManager[object]:
+        """Returns what its users surround calls with, such as `torch.no_grad`."""
+        return contextlib.nullcontext()
 
     def lap(self, function: Callable[[Any], Any], xs: list[Any]) -> Callable[[], list[Any]]:
         """Returns what computes all of `xs` in turn and returns their outputs; this is what is timed."""

@@ -30,6 +30,7 @@ class Jax(Provider):
     ops = tuple(OPS)
     lazy = True
     own_stream = True
+    late = True
 
     def __init__(self, device: Device, threads: int) -> None:
         super().__init__(device, threads)
@@ -84,6 +85,10 @@ class Jax(Provider):
     def _loss(self, x: Any, target: Any) -> Any:
         log_p = self.jax.nn.log_softmax(x, axis=-1)
         return -self.jax.numpy.take_along_axis(log_p, target[:, None], axis=-1).mean()
+
+    def wait(self, y: Any) -> None:
+        """Returns when `y` is there: JAX's streams are its own."""
+        self.jax.block_until_ready(y)
 
     def lap(self, function: Callable[[Any], Any], xs: list[Any]) -> Callable[[], list[Any]]:
         """Returns several softmaxes, one after another, and a wait for the last."""

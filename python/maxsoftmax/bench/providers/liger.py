@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from max.driver import Device
 
@@ -19,7 +19,7 @@ class Liger(Torch):
 
     name = "liger"
     lazy = True
-    ops = ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_gradient")
+    ops: ClassVar[tuple[str, ...]] = ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_gradient")
     in_place = ("cross_entropy_gradient",)
     devices = ("gpu",)
 

@@ -22,6 +22,7 @@ class MaxBuiltin(Provider):
 
     name = "max"
     ops = ("softmax", "log_softmax", *ATTENTION)
+    late = True
 
     def version(self) -> str:
         """Returns MAX's version."""

@@ -15,13 +15,14 @@ class Numpy(ArrayProvider):
     """Maximum, exponentials, sum and quotient, in place after the first."""
 
     name = "numpy"
+    ops = ("softmax", "log_softmax")
 
     def version(self) -> str:
         """Returns NumPy's version."""
         return np.__version__
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
-        """Returns the four ufuncs."""
+        """Returns the four ufuncs, for the logarithm one more."""
 
         def softmax(x: np.ndarray) -> np.ndarray:
             y: np.ndarray = x - x.max(axis=case.axis, keepdims=True)
@@ -29,4 +30,9 @@ class Numpy(ArrayProvider):
             y /= y.sum(axis=case.axis, keepdims=True)
             return y
 
-        return softmax
+        def log_softmax(x: np.ndarray) -> np.ndarray:
+            y: np.ndarray = x - x.max(axis=case.axis, keepdims=True)
+            y -= np.log(np.exp(y).sum(axis=case.axis, keepdims=True))
+            return y
+
+        return {"softmax": softmax, "log_softmax": log_softmax}[case.op]

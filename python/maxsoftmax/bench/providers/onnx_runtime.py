@@ -1,4 +1,4 @@
-"""ONNX Runtime, on a model of one Softmax."""
+"""ONNX Runtime, on a model of one node."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class OnnxRuntime(ArrayProvider):
     """`onnxruntime.InferenceSession` on the CPU."""
 
     name = "onnxruntime"
+    ops = ("softmax", "log_softmax")
 
     def __init__(self, device: Device, threads: int) -> None:
         super().__init__(device, threads)
@@ -36,8 +37,9 @@ class OnnxRuntime(ArrayProvider):
         kind = {DType.float32: kinds.FLOAT, DType.float64: kinds.DOUBLE, DType.float16: kinds.FLOAT16}[case.dtype]
         dims = [f"d{i}" for i in range(len(case.shape))]
         x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
-        node = helper.make_node("Softmax", ["x"], ["y"], axis=case.axis)
-        graph = helper.make_graph([node], "softmax", [x], [y])
+        operator = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[case.op]
+        node = helper.make_node(operator, ["x"], ["y"], axis=case.axis)
+        graph = helper.make_graph([node], case.op, [x], [y])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
         options = self.runtime.SessionOptions()
         options.intra_op_num_threads = self.threads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from max.driver import Device
 
@@ -18,7 +18,7 @@ class Quack(Torch):
 
     name = "quack"
     lazy = True
-    ops = ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_gradient")
+    ops: ClassVar[tuple[str, ...]] = ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_gradient")
     devices = ("gpu",)
 
     def __init__(self, device: Device, threads: int) -> None:

@@ -12,9 +12,10 @@ from maxsoftmax.bench.providers.base import ArrayProvider
 
 
 class Scipy(ArrayProvider):
-    """`scipy.special.softmax`."""
+    """`scipy.special.softmax` and `log_softmax`."""
 
     name = "scipy"
+    ops = ("softmax", "log_softmax")
 
     def __init__(self, device: Device, threads: int) -> None:
         super().__init__(device, threads)
@@ -28,4 +29,5 @@ class Scipy(ArrayProvider):
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns SciPy's function."""
-        return lambda x: self.scipy.special.softmax(x, axis=case.axis)
+        function = getattr(self.scipy.special, case.op)
+        return lambda x: function(x, axis=case.axis)

@@ -28,8 +28,12 @@ class Torch(Provider):
         elif not torch.cuda.is_available():
             raise ImportError("this build of torch has no CUDA")
         else:
-            # Whatever goes to torch's current stream, peers built on torch included, goes where events are recorded.
-            torch.cuda.set_stream(torch.cuda.ExternalStream(device.default_queue.native_stream_handle))
+            self._join()
+
+    def _join(self) -> None:
+        """Goes where events are recorded, as then does all that goes to torch's current stream, of peers too."""
+        handle = self.device.default_queue.native_stream_handle
+        self.torch.cuda.set_stream(self.torch.cuda.ExternalStream(handle))
 
     def version(self) -> str:
         """Returns torch's version."""
