@@ -7,6 +7,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from maxsoftmax import cpu
 from maxsoftmax.finish import Finish
 from maxsoftmax.logits import Logits
+from maxsoftmax.loss import LossOptions, Targets
 from maxsoftmax.online import accumulator
 from maxsoftmax.results import Results
 from maxsoftmax.rows import Rows, Source, Target
@@ -116,18 +117,16 @@ def strided(
 def cross_entropy(
     dx: To,
     x: From,
-    losses: WideTo,
-    pairs: Wide,
+    pairs: WideTo,
     targets: Classes,
     rows: Rows,
+    options: LossOptions,
     ctx: DeviceContext,
 ) abi("Mojo"):
     try:
-        cpu.losses[dtype, DType.int64, 0.1](
-            losses, losses, pairs, x, targets, rows, -100, ctx
-        )
-        cpu.gradients[dtype, DType.int64, 0.1, "mean"](
-            dx, x, pairs, targets, pairs, rows, -100, ctx
+        cpu.losses(dx, pairs, x, Targets(targets), rows, options, ctx)
+        cpu.gradients(
+            dx, x, pairs, Targets(targets), Optional(x), rows, options, ctx
         )
     except:
         pass
@@ -137,10 +136,10 @@ def fused_along[
     source: DType, axis: Int, epilogue: Bool
 ](y: To, x: Source[source], shape: IndexList[3], ctx: DeviceContext) raises:
     var load = Loaded[source](x)
-    cpu.fused[True, True](
+    cpu.fused[True](
         Results[Stored, dtype, 3, axis, epilogue](Stored(y), y, shape),
-        Logits[Loaded[source], source, 3, axis, True](load, shape),
-        Logits[Loaded[source], source, 3, axis, False](load, shape),
+        Logits[Loaded[source], source, 3, axis, True](load, shape, True),
+        Logits[Loaded[source], source, 3, axis, False](load, shape, True),
         ctx,
     )
 

@@ -2,17 +2,13 @@ import os
 import signal
 from pathlib import Path
 
-import batch
 import max.driver
 
 # At its first import MAX builds a library into its own folder, and a process that comes by meanwhile loads half of it:
 # this is the one process that there is before pytest-xdist starts the others.
 import max.nn
 import pytest
-from maxsoftmax import runtime
 from maxsoftmax.arguments import ALGORITHMS
-
-runtime.model = batch.model
 
 ROOT = Path(__file__).parents[1]
 

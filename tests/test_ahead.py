@@ -1,56 +1,108 @@
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import warnings
-from importlib.metadata import PackageNotFoundError
 
-import maxsoftmax
 import numpy as np
 import pytest
 from commands import fails, misused
 from contract import check
-from max.dtype import DType
-from maxsoftmax import ahead, artifacts, cli, eager, runtime
-from test_artifacts import Compiled, Session
+from maxsoftmax import _native, ahead, cli
+from maxsoftmax._native import build, load, machine, precompiled
+from maxsoftmax._native.description import Library, Target
 
-PARTS = ["gpu:1", "sm_90a", "bfloat16", "rows", "vector", "block_size=128", "unroll=4", "n=50257"]
-NAME = "softmax-gpu1-sm_90a-bfloat16-rows-vector-block_size128-unroll4-n50257.mef"
+LIBRARY = Library("softmax", "float32", Target("cpu"), "naive")
+NAME = "softmax-float32-cpu-naive"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(artifacts.VARIABLE, str(tmp_path))
-    assert artifacts.folder() == tmp_path
+    """A folder of libraries, none of which the compiler has made."""
+    monkeypatch.setenv(precompiled.VARIABLE, str(tmp_path))
+    assert precompiled.folder() == tmp_path
+
+    @contextlib.contextmanager
+    def built(library, target_cpu=""):
+        path = tmp_path / "partial"
+        path.write_text(f"code {target_cpu}")
+        yield path
+        path.unlink()
+
+    monkeypatch.setattr(build, "built", built)
+    monkeypatch.setattr(build, "features", lambda target_cpu="": FEATURES[target_cpu])
+    monkeypatch.setattr(machine, "processor", lambda: "flags\t: avx avx2 avx512_bf16 avx512f fma")
+    precompiled._warn_if_useless.cache_clear()
     return tmp_path
 
 
-def silently(folder):
+FEATURES = {
+    "": ["avx", "avx2", "avx512bf16", "avx512f", "fma"],
+    "x86-64-v3": ["avx", "avx2", "fma"],
+    "x86-64-v4": ["avx", "avx2", "avx512f", "fma"],
+    "sapphirerapids": ["avx", "avx2", "avx512f", "avx512fp16", "fma"],
+}
+
+
+@pytest.fixture
+def elsewhere(folder, monkeypatch):
+    """Has the processor be another one from here on."""
+
+    def become(flags):
+        monkeypatch.setattr(machine, "processor", lambda: f"flags\t: {flags}")
+
+    return become
+
+
+def silently(library=LIBRARY):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return artifacts.precompiled(folder, Session(), PARTS)
+        return precompiled.find(library)
 
 
-def test_what_was_written_is_loaded(folder):
-    assert silently(folder) is None
-    assert artifacts.write(folder, PARTS, Compiled()) == folder / NAME
-    assert sorted(os.listdir(folder)) == [NAME[:-4] + ".json", NAME]
-    assert silently(folder) == b"code"
-    assert artifacts.is_precompiled(folder, PARTS)
-    assert not artifacts.is_precompiled(folder, PARTS[:-1])
+def test_what_was_written_is_found(folder):
+    assert precompiled.write(folder, LIBRARY) == folder / f"{NAME}.so"
+    assert sorted(os.listdir(folder)) == [f"{NAME}.json", f"{NAME}.so"]
+    assert silently() == folder / f"{NAME}.so"
+    assert silently(LIBRARY._replace(dtype="float16")) is None
+    assert silently(LIBRARY._replace(algorithm="auto")) is None
+    assert silently(LIBRARY._replace(target=Target("gpu", "sm_90a"))) is None
 
 
-def test_the_folder_is_made(tmp_path):
-    assert artifacts.write(tmp_path / "a" / "b", PARTS, Compiled()).exists()
+def test_a_library_for_one_gpu_is_for_that_gpu_only(folder):
+    mine = Library("softmax", "float32", Target("gpu", "sm_90a"))
+    path = precompiled.write(folder, mine, "x86-64-v3")
+    assert path.name == "softmax-float32-gpu-sm_90a-x86-64-v3.so"
+    assert silently(mine) == path
+    assert silently(mine._replace(target=Target("gpu", "sm_80"))) is None
+
+
+def test_it_says_what_it_is(folder):
+    about = json.loads(precompiled.write(folder, LIBRARY, "x86-64-v4").with_suffix(".json").read_text())
+    assert about.pop("sha256")
+    assert about == {
+        **{"library": "softmax", "dtype": "float32", "device": "cpu", "architecture": "", "algorithm": "naive"},
+        **{"block_size": None, "unroll": None, "target_cpu": "x86-64-v4", "processor": ""},
+        **build.versions(),
+        "mojo": build.compiler(),
+        "features": FEATURES["x86-64-v4"],
+    }
+    assert build.versions().keys() == {"maxsoftmax", "sources", "max", "machine"}
+
+
+def test_the_folder_is_made(folder):
+    assert precompiled.write(folder / "a" / "b", LIBRARY).exists()
 
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_the_variable_there_is_no_folder(monkeypatch, value):
     if value is None:
-        monkeypatch.delenv(artifacts.VARIABLE, raising=False)
+        monkeypatch.delenv(precompiled.VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(artifacts.VARIABLE, value)
-    assert artifacts.folder() is None
+        monkeypatch.setenv(precompiled.VARIABLE, value)
+    assert precompiled.folder() is None
+    assert precompiled.find(LIBRARY) is None
 
 
 def alter(path, **values):
@@ -64,46 +116,75 @@ def alter(path, **values):
         (lambda path: path.write_bytes(b"evil"), "it is damaged"),
         (lambda path: path.chmod(0o666), "others may write to it"),
         (lambda path: path.parent.chmod(0o777), "others may write to it"),
+        (lambda path: path.with_suffix(".json").chmod(0o666), "others may write to it"),
         (lambda path: path.with_suffix(".json").unlink(), "No such file"),
         (lambda path: path.with_suffix(".json").write_text("{"), "Expecting"),
-        (lambda path: alter(path, max="1.0"), "it was compiled for max 1.0, and this is "),
-        (lambda path: alter(path, machine="pdp11"), "it was compiled for machine pdp11, and this is "),
+        (lambda path: path.with_suffix(".json").write_text("[" * 100_000), "recursion"),
+        (lambda path: path.with_suffix(".json").write_text("[]"), "holds no object"),
+        (lambda path: alter(path, maxsoftmax="0.0.1"), "it was built for maxsoftmax 0.0.1, and this is "),
+        (lambda path: alter(path, sources="other"), "it was built from other sources of this package"),
+        (lambda path: alter(path, max="1.0"), "it was built for max 1.0, and this is "),
+        (lambda path: alter(path, machine="pdp11"), "it was built for machine pdp11, and this is "),
+        (lambda path: alter(path, processor="", features=["sse4a", "avx"]), "for a CPU with sse4a, which this one"),
+        (lambda path: alter(path, processor="", features=None), "it was built for another CPU"),
+        (lambda path: alter(path, sha256=None), "it is damaged"),
     ],
 )
 def test_what_cannot_be_trusted_or_used_is_left_alone_with_a_warning(folder, damage, reason):
-    path = artifacts.write(folder, PARTS, Compiled())
+    path = precompiled.write(folder, LIBRARY)
     damage(path)
-    with pytest.warns(RuntimeWarning, match=f"is not used: .*{reason}"):
-        assert artifacts.precompiled(folder, Session(), PARTS) is None
-
-
-def test_what_max_refuses_is_left_alone_with_a_warning(folder):
-    class Picky(Session):
-        def load(self, path):
-            raise ValueError("not mine")
-
-    artifacts.write(folder, PARTS, Compiled())
-    with pytest.warns(RuntimeWarning, match="is not used: not mine"):
-        assert artifacts.precompiled(folder, Picky(), PARTS) is None
+    with pytest.warns(RuntimeWarning, match=f"{NAME}.so is not used: .*{reason}") as warned:
+        assert precompiled.find(LIBRARY) is None
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
 
 
 def test_what_root_has_installed_may_be_used(folder, monkeypatch):
-    artifacts.write(folder, PARTS, Compiled())
+    path = precompiled.write(folder, LIBRARY)
     owner = folder.stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     if owner == 0:
-        assert silently(folder) == b"code"
+        assert silently() == path
     else:
         with pytest.warns(RuntimeWarning, match="belongs to another user"):
-            assert artifacts.precompiled(folder, Session(), PARTS) is None
+            assert precompiled.find(LIBRARY) is None
 
 
-def test_a_model_for_one_length_is_for_that_length_only(folder):
-    device = runtime.device("cpu")
-    signature = runtime.Signature(device, DType.float32, True, "auto", 128, 4)
-    artifacts.write(folder, [*signature.parts(), "n=7"], Compiled())
-    assert runtime._precompiled_for(signature, 7, folder).n == 7
-    assert runtime._precompiled_for(signature, 8, folder) == signature
+def test_the_best_that_a_cpu_can_run_is_taken(folder, elsewhere):
+    here, v3, v4 = (precompiled.write(folder, LIBRARY, cpu) for cpu in ("", "x86-64-v3", "x86-64-v4"))
+    more = precompiled.write(folder, LIBRARY, "sapphirerapids")
+    assert len({here, v3, v4, more}) == 4
+    assert silently() == here
+    elsewhere("avx avx2 avx512f fma")
+    assert silently() == v4
+    elsewhere("avx avx2 fma sse4a")
+    assert silently() == v3
+    elsewhere("avx avx2 avx512f avx512_fp16 fma")
+    assert silently() == more
+    elsewhere("avx")
+    with pytest.warns(RuntimeWarning, match="was built for a CPU with") as warned:
+        assert precompiled.find(LIBRARY) is None
+    assert len(warned) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(lambda path: None, "No such file"), (lambda path: path.mkdir(), "it holds no library")],
+)
+def test_a_folder_of_no_use_is_a_warning(folder, monkeypatch, make, reason):
+    make(folder / "other")
+    monkeypatch.setenv(precompiled.VARIABLE, str(folder / "other"))
+    with pytest.warns(RuntimeWarning, match=f"MAXSOFTMAX_PRECOMPILED names .*other, which is of no use: {reason}"):
+        assert precompiled.find(LIBRARY) is None
+    assert silently() is None
+
+
+def test_what_cannot_be_loaded_is_left_alone_with_a_warning(folder, monkeypatch):
+    precompiled.write(folder, LIBRARY)
+    monkeypatch.setattr(load, "_kept", lambda key: "from the cache")
+    monkeypatch.setattr(load, "_entry", lambda loaded, wanted, bundled: loaded)
+    with pytest.warns(RuntimeWarning, match=f"{NAME}.so is not used: "):
+        assert load._find(LIBRARY) == "from the cache"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +193,9 @@ def test_a_model_for_one_length_is_for_that_length_only(folder):
         (["--arch", "sm_80"], "--arch goes with --device gpu"),
         (["--device", "gpu", "--arch", "x86"], "--arch 'x86' is not an architecture that Mojo knows: choose from gfx"),
         (["--device", "gpu", "--arch", "sm_99"], "--arch 'sm_99' is not an architecture that Mojo knows"),
+        (["--target-cpu", "pdp11"], "--target-cpu 'pdp11' is not a CPU that Mojo knows: choose from "),
         (["--algorithm", "tree"], "algorithm 'tree'"),
+        (["--algorithm", "naive", "--op", "logsumexp"], "--algorithm naive is one of softmax"),
     ],
 )
 def test_what_cannot_be_compiled_is_one_sentence(capsys, tmp_path, arguments, message):
@@ -120,54 +203,112 @@ def test_what_cannot_be_compiled_is_one_sentence(capsys, tmp_path, arguments, me
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--n", "0"], ["--n", "x"], ["--dtype", "int8"], ["--axis", "3"]])
+@pytest.mark.parametrize("arguments", [["--op", "what"], ["--dtype", "int8"], ["--device", "tpu"]])
 def test_wrong_usage_exits_with_2(capsys, tmp_path, arguments):
     misused(capsys, "compile", *arguments, "-o", str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
-def test_the_device_here_is_the_one_to_compile_for():
-    assert ahead.target("cpu", None) == runtime.device("cpu")
+def test_all_that_was_asked_for_is_compiled(capsys, folder):
+    (folder / "out").mkdir()
+    many = ["--op", "softmax", "--op", "max_sum", "--op", "logsumexp", "--dtype", "f32", "--dtype", "bf16"]
+    assert cli.main(["compile", *many, "--target-cpu", "x86-64-v4", "-o", str(folder / "out")]) == 0
+    names = {f"{name}-{t}-cpu-x86-64-v4" for name in ("softmax", "softmax_forms", "statistics") for t in TWO}
+    assert {path.name for path in (folder / "out").iterdir()} == {f"{name}{s}" for name in names for s in SUFFIXES}
+    printed = capsys.readouterr()
+    assert sorted(printed.out.splitlines()) == sorted(f"{folder}/out/{name}.so: 14 bytes" for name in names)
+    assert printed.err == ""
 
 
-def test_without_a_compiler_the_error_says_what_to_do(monkeypatch):
+TWO, SUFFIXES = ("float32", "bfloat16"), (".so", ".json")
+
+
+def test_without_a_choice_everything_is_compiled(capsys, folder):
+    assert cli.main(["compile", "-o", str(folder / "out")]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}/out/all-float32-cpu.so: ")
+    assert cli.main(["compile", "--device", "gpu", "--arch", "sm_90a", "-o", str(folder / "gpu")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+def test_a_gpu_is_launched_from_any_cpu_unless_told_otherwise(capsys, folder, monkeypatch):
+    monkeypatch.setattr(ahead.platform, "machine", lambda: "x86_64")
+    gpu = ["compile", "--device", "gpu", "--arch", "gfx942", "--algorithm", "online", "-o", str(folder / "out")]
+    for more, cpu in (([], "x86-64-v3"), (["--target-cpu", "x86-64-v4"], "x86-64-v4")):
+        assert cli.main([*gpu, *more]) == 0
+        assert f"{folder}/out/softmax-float32-gpu-gfx942-online-{cpu}.so: " in capsys.readouterr().out
+
+
+def test_without_a_compiler_compiling_is_one_sentence(capsys, tmp_path, monkeypatch):
     def missing(*names):
-        raise PackageNotFoundError(names[-1])
+        raise extension.PackageNotFoundError(names[-1])
 
     # The package has a function of the same name.
     extension = sys.modules["maxsoftmax.extension"]
     monkeypatch.setattr(extension, "distribution_version", missing)
-    with pytest.raises(RuntimeError, match=r"compiler is not installed.*maxsoftmax compile"):
-        extension.key.__wrapped__()
+    assert "compiler is not installed" in fails(capsys, "compile", "-o", str(tmp_path))
 
 
-def test_a_compiled_folder_serves_where_nothing_can_be_compiled(capsys, tmp_path, environment):
-    assert cli.main(["compile", "-o", str(tmp_path / "models")]) == 0
-    assert "softmax-cpu-float32-rows-auto.mef: " in capsys.readouterr().out
-    code = """
-import maxsoftmax, numpy as np, pytest, sys
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder of what the compiler has made of the same kernel for two CPUs."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with contextlib.redirect_stdout(sys.stderr):
+        for more in ([], ["--target-cpu", "x86-64-v3"] if os.uname().machine == "x86_64" else []):
+            assert cli.main(["compile", "--algorithm", "naive", *more, "-o", str(folder)]) == 0
+    return folder
+
+
+ALONE = """
+import numpy as np, sys
+from maxsoftmax import _native
 def missing(*names): raise extension.PackageNotFoundError(names[-1])
 extension = sys.modules["maxsoftmax.extension"]
 extension.distribution_version = missing
-y = maxsoftmax.softmax(np.zeros((7, 4), np.float32))
+x, y = np.zeros((7, 4), np.float32), np.empty((7, 4), np.float32)
+plan = _native.plan("softmax", "float32", -1, (7, 4, 1), algorithm="naive")
+assert not plan.run(plan.call, 0, y.ctypes.data, x.ctypes.data, None)
 assert (y == 0.25).all()
-with pytest.raises(RuntimeError, match="compiler is not installed"):
-    maxsoftmax.softmax(np.zeros((7, 4), np.float16))
+try:
+    _native.plan("softmax", "float16", -1, (7, 4, 1), algorithm="naive")
+except RuntimeError as error:
+    assert "compiler is not installed" in str(error)
+else:
+    raise AssertionError
 """
-    alone = {
-        **environment,
-        artifacts.VARIABLE: str(tmp_path / "models"),
-        "MAXSOFTMAX_CACHE_DIR": str(tmp_path / "cache"),
-    }
-    subprocess.run([sys.executable, "-W", "error", "-c", code], env=alone, check=True, timeout=120)
+
+
+def without_a_compiler(compiled, tmp_path, environment):
+    alone = {**environment, precompiled.VARIABLE: str(compiled), "MAXSOFTMAX_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-W", "error", "-c", ALONE], env=alone, check=True, timeout=120)
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_fixed_length_gives_the_same(tmp_path, monkeypatch):
+def test_a_compiled_folder_serves_where_nothing_can_be_compiled(compiled, tmp_path, environment):
+    without_a_compiler(compiled, tmp_path, environment)
+
+
+def test_what_was_compiled_for_another_cpu_serves_where_it_can_run(compiled, tmp_path, environment):
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    for path in compiled.glob(f"{NAME}-x86-64-v3.*"):
+        (chosen / path.name).write_bytes(path.read_bytes())
+    if not list(chosen.iterdir()):
+        pytest.skip("no x86-64 here")
+    without_a_compiler(chosen, tmp_path, environment)
+
+
+def test_what_cannot_be_used_is_built_where_there_is_a_compiler(compiled, tmp_path, monkeypatch):
+    path = tmp_path / f"{NAME}.so"
+    path.write_bytes((compiled / path.name).read_bytes())
+    path.with_suffix(".json").write_text((compiled / path.name).with_suffix(".json").read_text())
+    alter(path, max="1.0")
+    monkeypatch.setenv(precompiled.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(load, "_libraries", {})
+    for function in (_native.plan, load.functions):
+        function.cache_clear()
     x = np.random.default_rng(0).standard_normal((3, 7), dtype=np.float32)
-    assert cli.main(["compile", "--n", "7", "-o", str(tmp_path)]) == 0
-    monkeypatch.setenv(artifacts.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(eager, "_shortcuts", {})
-    with runtime.observing(lambda signature: pytest.fail("compiled again")):
-        check(maxsoftmax.softmax(x), x)
-    assert any(signature.n == 7 for signature in runtime._models)
+    y = np.empty_like(x)
+    with pytest.warns(RuntimeWarning, match="is not used: it was built for max 1.0"):
+        made = _native.plan("softmax", "float32", -1, (3, 7, 1), algorithm="naive")
+    assert not made.run(made.call, 0, y.ctypes.data, x.ctypes.data, None)
+    check(y, x)

@@ -2,7 +2,7 @@ import maxsoftmax
 import numpy as np
 import pytest
 from contract import check, logits
-from maxsoftmax import runtime
+from maxsoftmax import _native
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from maxsoftmax import runtime
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(monkeypatch, x, options, error, message):
-    monkeypatch.setattr(runtime, "model", None)
+    monkeypatch.setattr(_native, "plan", None)
     with pytest.raises(error, match=message) as raised:
         maxsoftmax.softmax(x, **options)
     assert "\n" not in str(raised.value)

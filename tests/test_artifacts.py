@@ -4,9 +4,8 @@ import subprocess
 import sys
 import warnings
 
-import maxsoftmax
 import pytest
-from maxsoftmax import artifacts, cache, runtime
+from maxsoftmax import artifacts, cache
 from maxsoftmax.extension import distribution_version
 
 
@@ -19,21 +18,18 @@ class Compiled:
 
 
 class Session:
-    """Loads files and compiled models alike: a model is its content, or there is one in each of its lines."""
+    """Loads files and compiled models alike: a model is its content."""
 
     def __init__(self):
         self.log = []
 
     def load(self, path):
+        self.log.append("load")
         return path.read_bytes()
 
-    def load_all(self, path):
-        self.log.append("load")
-        return dict(enumerate(path.read_bytes().splitlines()))
-
-    def init_all(self, compiled):
+    def init(self, compiled):
         self.log.append("init")
-        return dict(enumerate(compiled.content.splitlines()))
+        return compiled.content
 
 
 @pytest.fixture
@@ -63,13 +59,6 @@ def test_a_model_is_compiled_once(folder):
     assert load(session, compile=forbidden) == b"code"
     assert session.log == ["init", "load"]
     assert entry(folder).read_bytes() == b"code"
-
-
-def test_models_that_were_compiled_together_are_one_entry(folder):
-    for _ in range(2):
-        found = artifacts.load_all(Session(), ("a", "b"), lambda: Compiled(b"one\ntwo"))
-        assert found == {0: b"one", 1: b"two"}
-    assert entry(folder).read_bytes() == b"one\ntwo"
 
 
 @pytest.mark.parametrize("other", [("a",), ("ab",), ("a", "c"), ("b", "a"), ("a", "b", "")])
@@ -105,20 +94,9 @@ def test_a_damaged_model_is_compiled_anew(folder):
     assert load(Session(), compile=forbidden) == b"code"
 
 
-def test_one_model_is_compiled_when_it_is_wanted(monkeypatch):
-    monkeypatch.setattr(artifacts, "load_all", lambda *_: pytest.fail("compiled"))
-    runtime.prepare([])
-    signatures = [
-        runtime.Signature(runtime.device("cpu"), dtype, True, "naive") for dtype in maxsoftmax.arguments.DTYPES
-    ]
-    runtime.prepare(signatures[:1] * 2)
-    monkeypatch.setenv(artifacts.VARIABLE, "ahead")
-    runtime.prepare(signatures)
-
-
 def test_a_model_that_max_refuses_is_compiled_anew(folder):
     class Picky(Session):
-        def load_all(self, path):
+        def load(self, path):
             raise ValueError("not mine")
 
     load(Session())
@@ -170,50 +148,17 @@ def test_processes_that_compile_at_once_do_not_mix(folder):
     assert all(name.startswith("model-") for name in os.listdir(folder))
 
 
-def test_a_signature_tells_models_apart():
-    device = runtime.device("cpu")
-    of = [
-        runtime.Signature(device, dtype, contiguous, algorithm, 128, 4).parts()
-        for dtype in maxsoftmax.arguments.DTYPES
-        for contiguous in (False, True)
-        for algorithm in ("auto", "naive")
-    ]
-    assert len(set(map(tuple, of))) == len(of)
-    assert of[0][:2] == ["cpu", ""]
-
-
 def test_the_next_process_does_not_compile(environment):
-    call = "assert (maxsoftmax.softmax(np.zeros((7, 4), np.float32)) == 0.25).all()"
-    first = f"import maxsoftmax, numpy as np; {call}"
-    again = f"""
-import maxsoftmax, numpy as np, pytest
-from maxsoftmax import runtime
-with runtime.observing(lambda signature: pytest.fail("compiled again")):
-    {call}
-"""
-    for script in (first, again):
-        subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
-
-
-def test_what_was_prepared_is_not_compiled_again_by_this_process_nor_the_next(environment):
     script = """
-import maxsoftmax, numpy as np, pytest, threading
-from max.dtype import DType
-from maxsoftmax import runtime
-from maxsoftmax.runtime import Signature
-{first}
-with runtime.observing(lambda signature: pytest.fail("compiled again")):
-    device = runtime.device("cpu")
-    wanted = [Signature(device, DType.float32, True), Signature(device, DType.float64, True, "naive")]
-    thread = threading.Thread(target=runtime.prepare, args=([*wanted, *wanted],))
-    thread.start()
-    thread.join()
-    assert set(wanted) <= runtime._models.keys()
-    runtime.prepare(wanted)
-    assert (maxsoftmax.softmax(np.zeros((7, 4), np.float32)) == 0.25).all()
-    assert (maxsoftmax.softmax(np.zeros((7, 4)), algorithm="naive") == 0.25).all()
+import numpy as np, pytest
+from max.graph import DeviceRef
+from maxsoftmax import demo, runtime
+{observe}
+device = runtime.device("cpu")
+for _ in range(2):
+    model = runtime.model(device, "softmax of float32 rows", lambda: demo.graph(DeviceRef.CPU()))
+    assert (model.execute(np.zeros((7, 4), np.float32))[0].to_numpy() == 0.25).all()
 """
-    again = "runtime._compile_together = lambda *_: pytest.fail('compiled')"
-    for first in ("", again):
-        command = [sys.executable, "-c", script.format(first=first)]
-        subprocess.run(command, env=environment, check=True, timeout=300)
+    observe = "runtime._observers.append(lambda what: pytest.fail('compiled again'))"
+    for first in ("", observe):
+        subprocess.run([sys.executable, "-c", script.format(observe=first)], env=environment, check=True, timeout=300)

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -236,6 +237,27 @@ def test_a_root_that_cannot_be_made_is_replaced(folder, tmp_path, monkeypatch):
 def test_a_root_that_is_read_only_is_replaced(folder):
     folder.mkdir(mode=0o500)
     check_temporary(folder, "Permission denied")
+
+
+def test_a_fork_leaves_the_temporary_folder_of_its_parent(tmp_path):
+    script = """
+import os, sys, warnings
+from maxsoftmax import cache
+warnings.simplefilter("ignore")
+path = cache.entry("key", "file", lambda path: path.write_bytes(b"code"))
+number = os.fork()
+if not number:
+    sys.exit()
+assert os.waitpid(number, 0)[1] == 0
+assert path.read_bytes() == b"code"
+print(path)
+"""
+    (tmp_path / "file").touch()
+    elsewhere = {**os.environ, cache.VARIABLE: str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=elsewhere, check=True, timeout=60, stdout=subprocess.PIPE, encoding="utf-8")
+    assert done.stdout.startswith(str(tmp_path))
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_root_that_was_cleared_is_made_again(folder):

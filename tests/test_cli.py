@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from commands import fails, misused
 from contract import check
-from maxsoftmax import cache, cli, demo, npy, runtime
+from maxsoftmax import _native, cache, cli, demo, npy, runtime
 
 COMMAND = [sys.executable, "-m", "maxsoftmax"]
 
@@ -52,7 +52,7 @@ def x(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_compiling(monkeypatch):
-    monkeypatch.setattr(runtime, "model", lambda *what: pytest.fail(f"compiles {what}"))
+    monkeypatch.setattr(_native.build, "built", lambda *what: pytest.fail(f"builds {what}"))
 
 
 def command(*arguments, environment):
@@ -72,7 +72,7 @@ def test_demo_shows_both_cases_on_every_device(plain):
 
 
 def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(demo, "softmax", lambda x, device: np.full_like(x, 1 / x.shape[-1]))
+    monkeypatch.setattr(demo, "_softmax", lambda model, x, device: np.full_like(x, 1 / x.shape[-1]))
     monkeypatch.setattr(demo, "cases", lambda: {"small": np.arange(4, dtype=np.float32)})
     assert cli.main(["demo"]) == 1
     assert "WRONG" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain, tmp_path):
     os.close(terminal)
     assert process.communicate(timeout=60)[0].decode() == "y.npy: softmax of 6×5×4 float32, as float32\n"
     assert process.returncode == 0
-    assert "compiling softmax of float32 along the last axis on cpu" in shown.decode()
+    assert "compiling softmax of float32 for the CPU" in shown.decode()
     # The cursor comes back, on a line that was erased.
     assert b"\x1b[?25h" in shown
     assert shown.rstrip().endswith(b"\x1b[2K")

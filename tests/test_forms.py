@@ -6,12 +6,15 @@ import maxsoftmax
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
-from maxsoftmax import runtime
+from maxsoftmax import _native, runtime
+from maxsoftmax._arrays import devices
 from maxsoftmax.nn import Softmax
 
 SHAPE = (2, 3, 5, 7)
@@ -87,7 +90,7 @@ def test_against_numpy(device, case):
 
 
 def test_rows_with_more_queries_than_keys_and_long_ones(device):
-    # The model of "mask and causal" takes any lengths: some queries see no key at all, others more than a block holds.
+    # Some queries see no key at all, others more than a block holds.
     for queries, keys in [(9, 4), (2, 70_001), (3, 40_000), (2, 1024)]:
         x = logits((1, 2, queries, keys))
         mask = np.random.default_rng(3).random((queries, keys)) < 0.7
@@ -172,6 +175,77 @@ def test_nan_is_not_hidden_by_a_mask_that_keeps_it(device):
     assert not np.isnan(maxsoftmax.softmax(x, mask=mask, causal=True, device=device)).any()
 
 
+def lying(data, array):
+    """Returns an array of the same elements whose dimensions lie in any order, maybe with gaps or backwards."""
+    if array.ndim == 0:
+        return array
+    order = data.draw(st.permutations(range(array.ndim)), label="order")
+    laid = np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    step = data.draw(st.sampled_from([1, 1, 1, 2, -1]), label="step")
+    if step == 1:
+        return laid
+    return np.repeat(laid, 2, axis=-1)[..., ::2] if step == 2 else np.array(laid[..., ::-1])[..., ::-1]
+
+
+def broadcasting(data, shape, dtype, name):
+    """Returns an operand whose dimensions are those of logits, or 1, or missing."""
+    own = [n if data.draw(st.booleans(), label=name) else 1 for n in shape]
+    own = own[data.draw(st.integers(0, len(own)), label=f"{name} has not") :]
+    values = np.random.default_rng(len(own)).standard_normal(own)
+    if dtype is bool:
+        values = values < 0.6
+    elif name == "temperature":
+        values = np.abs(values) + 0.5
+    array = lying(data, np.asarray(values).astype(dtype))
+    return np.broadcast_to(array, shape) if data.draw(st.integers(0, 9)) == 0 else array
+
+
+KINDS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_operands_of_any_shape_layout_and_dtype(device, data):
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 19]), min_size=1, max_size=6), label="shape"))
+    dtype = data.draw(st.sampled_from(KINDS), label="dtype")
+    axis = data.draw(st.integers(-len(shape), -1), label="axis")
+    x = lying(data, logits(shape, dtype))
+    options = {}
+    for name in ("scale", "mask", "temperature", "sink"):
+        whole = [1 if name == "sink" and i == axis % len(shape) else n for i, n in enumerate(shape)]
+        kind = data.draw(st.sampled_from([None, *KINDS, *([bool, bool] if name == "mask" else [float])]), label=name)
+        if kind is not None:
+            options[name] = 0.7 if kind is float and name != "sink" else broadcasting(data, whole, kind, name)
+    options["causal"] = axis > -len(shape) and data.draw(st.booleans(), label="causal")
+    y = maxsoftmax.softmax(x, axis=axis, device=device, **options)
+    assert y.dtype == x.dtype
+    wanted = {name: np.asarray(value) if name == "mask" else value for name, value in options.items()}
+    for name in ("scale", "temperature"):
+        if name in wanted:
+            wanted[name] = np.asarray(wanted[name]).astype(np.float64)
+    reference = attention(x, axis, **wanted)
+    tolerance = {"float32": 4e-6, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1.6e-2}[y.dtype.name]
+    np.testing.assert_allclose(y.astype(np.float64), reference, rtol=tolerance, atol=1e-6)
+
+
+def test_masks_are_not_copied(monkeypatch):
+    monkeypatch.setattr(devices, "copied", lambda *_: pytest.fail("copied"))
+    monkeypatch.setattr(devices, "expanded", lambda *_: pytest.fail("copied"))
+    x = logits(SHAPE)
+    for causal in (False, True):
+        for mask in (~OFF, ~OFF[:1], ~OFF[:, :1], BIAS, np.broadcast_to(~OFF, SHAPE), ~np.repeat(OFF[None], 3, 0)):
+            y = maxsoftmax.softmax(x, mask=mask, causal=causal, sink=np.zeros((3, 1, 1), np.float32))
+            expected = attention(x, mask=mask, causal=causal, sink=np.zeros((3, 1, 1)))
+            np.testing.assert_allclose(y, expected, rtol=4e-6, atol=1e-7)
+        options = {
+            "temperature": np.linspace(1, 2, 5, dtype=np.float32)[:, None],
+            "scale": np.float32(0.5),
+            "mask": ~OFF,
+        }
+        y = maxsoftmax.softmax(x, causal=causal, **options)
+        np.testing.assert_allclose(y, attention(x, causal=causal, **options), rtol=4e-6, atol=1e-7)
+
+
 def test_nothing_of_nothing():
     assert maxsoftmax.softmax(np.zeros((0, 3)), scale=2.0).shape == (0, 3)
 
@@ -190,7 +264,7 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD)
 def test_bad_options_are_refused_in_one_sentence(monkeypatch, options, error, message):
-    monkeypatch.setattr(runtime, "of_graph", None)
+    monkeypatch.setattr(_native, "plan", None)
     with pytest.raises(error, match=message) as raised:
         maxsoftmax.softmax(np.zeros((3, 4)), **options)
     assert "\n" not in str(raised.value)
@@ -216,7 +290,7 @@ def test_bad_options_are_refused_in_one_sentence(monkeypatch, options, error, me
     ],
 )
 def test_bad_arrays_are_refused_in_one_sentence(monkeypatch, options, error, message):
-    monkeypatch.setattr(runtime, "of_graph", None)
+    monkeypatch.setattr(_native, "plan", None)
     with pytest.raises(error, match=message) as raised:
         maxsoftmax.softmax(np.zeros((3, 4)), **options)
     assert "\n" not in str(raised.value)

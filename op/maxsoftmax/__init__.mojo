@@ -1,13 +1,27 @@
-"""Softmax kernels for CPU and GPU, and their registrations as MAX ops."""
+"""Softmax kernels for CPU and GPU: as functions on memory for Mojo programs, and as ops that graphs of MAX call."""
 
+from .direct import (
+    cross_entropy,
+    cross_entropy_backward,
+    log_softmax,
+    logsumexp,
+    max_sum,
+    softmax,
+    softmax_backward,
+    statistics,
+)
+from .loss import LossOptions, Reduction, Targets
+from .queue import Queue
 from .registry import (
     CrossEntropy,
     CrossEntropyBackward,
     FusedSoftmax,
     LogSoftmax,
+    LogSumExp,
     MaskedSoftmax,
     MaxSum,
     SinkSoftmax,
     Softmax,
     SoftmaxBackward,
 )
+from .rows import Rows

@@ -3,12 +3,13 @@ computed as it is read, or handed on as it is computed, elsewhere."""
 
 from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _FusedOutputTensor as FusedOutputTensor
-from max.gpu.host import DeviceContext
+
 from max.gpu.host.info import is_cpu
 
 from . import cpu, gpu
 from .logits import Logits, address, is_plain
 from .results import Results
+from .queue import Queue
 from .rows import Rows
 
 
@@ -21,7 +22,7 @@ def softmax[
 ](
     y: FusedOutputTensor,
     x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Computes softmax by `auto`, in one kernel together with what computes its input and what its output is for.
 
@@ -34,7 +35,7 @@ def softmax[
     Args:
         y: Probabilities, of the shape and dtype of `x`.
         x: Logits.
-        ctx: The device.
+        queue: The device.
     """
     comptime plain = is_plain[
         x.InFusion, x.dtype, x.rank, has_prologue_fusion
@@ -48,15 +49,15 @@ def softmax[
         var source_ptr = address[x.dtype](x.in_fusion)
         comptime if is_cpu[target]():
             cpu.softmax["auto", y.dtype, contiguous](
-                target_ptr, source_ptr, rows, ctx
+                target_ptr, source_ptr, rows, queue
             )
         else:
             gpu.softmax["auto", y.dtype, 128, 4, contiguous](
-                target_ptr, source_ptr, rows, ctx
+                target_ptr, source_ptr, rows, queue
             )
     else:
         masked_softmax[target, axis, False, False, False, has_epilogue_fusion](
-            y, x, x, ctx
+            y, x, x, queue
         )
 
 
@@ -72,7 +73,7 @@ def masked_softmax[
     y: FusedOutputTensor,
     x: FusedInputTensor[rank=y.rank, ...],
     sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Computes softmax as attention has it.
 
@@ -88,7 +89,7 @@ def masked_softmax[
         y: Probabilities, of the shape of `x`.
         x: Logits.
         sink: The additional logits, of length 1 along `axis`; not looked at if there are none.
-        ctx: The device.
+        queue: The device.
     """
     if Rows.of[axis](x.shape()).is_empty():
         return
@@ -100,12 +101,12 @@ def masked_softmax[
         y.shape(),
     )
     var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
-        x.in_fusion, x.shape()
+        x.in_fusion, x.shape(), masked
     )
     var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
-        sink.in_fusion, sink.shape()
+        sink.in_fusion, sink.shape(), masked
     )
     comptime if is_cpu[target]():
-        cpu.fused[masked, has_sink](results, logits, sinks, ctx)
+        cpu.fused[has_sink](results, logits, sinks, queue)
     else:
-        gpu.fused[masked, has_sink](results, logits, sinks, ctx)
+        gpu.fused[has_sink](results, logits, sinks, queue)

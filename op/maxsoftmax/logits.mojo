@@ -2,6 +2,7 @@
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.math import iota
+from std.memory import bitcast
 from std.reflection import reflect
 from std.sys import is_gpu, size_of
 from std.utils import IndexList
@@ -13,7 +14,6 @@ from .online import accumulator
 from .rows import Rows, Source
 
 
-@fieldwise_init
 struct Logits[
     Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
 ](DevicePassable, TrivialRegisterPassable):
@@ -35,6 +35,23 @@ struct Logits[
     """What is loaded."""
     var shape: IndexList[Self.rank]
     """The tensor's shape."""
+    var masked: Bool
+    """Whether a row of nothing but -inf gives 0, not NaN."""
+    var beyond: Int
+    """How many elements after the diagonal take part, where there is one."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        fusion: Self.Fusion,
+        shape: IndexList[Self.rank],
+        masked: Bool,
+        beyond: Int = 0,
+    ):
+        self.fusion = fusion
+        self.shape = shape
+        self.masked = masked
+        self.beyond = beyond
 
     @inline(.always)
     def rows(self) -> Rows:
@@ -53,7 +70,10 @@ struct Logits[
         var n = self.shape[Self.axis]
         comptime if Self.causal:
             comptime query = Self.axis - 1
-            n = max(0, min(n, at[query] + 1 + n - self.shape[query]))
+            n = max(
+                0,
+                min(n, at[query] + 1 + n - self.shape[query] + self.beyond),
+            )
         return {self.fusion, at, n}
 
     def _to_device_type(
@@ -120,9 +140,11 @@ struct Row[
         comptime piece = piece_width[Self.Fusion](width)
         comptime for k in range(0, width, piece):
             values = values.insert[offset=k](
-                self.fusion.load[
-                    Self.dtype, Self.rank, piece, min(piece, alignment)
-                ](at).cast[Self.accum]()
+                _widened[Self.accum](
+                    self.fusion.load[
+                        Self.dtype, Self.rank, piece, min(piece, alignment)
+                    ](at)
+                )
             )
             at[Self.rank - 1] += piece
         comptime if Self.causal and Self.axis == Self.rank - 1 and width > 1:
@@ -136,6 +158,20 @@ struct Row[
             )
         else:
             return values
+
+
+@inline(.always)
+def _widened[
+    dtype: DType, width: SIMDLength, //, accum: DType
+](values: SIMD[dtype, width]) -> SIMD[accum, width]:
+    """Returns values in their accumulator."""
+    comptime if dtype == DType.bfloat16 and not is_gpu():
+        # LLVM may carry bfloat16 from block to block as float32, and round them again on the way.
+        return bitcast[accum](
+            bitcast[DType.uint16](values).cast[DType.uint32]() << 16
+        )
+    else:
+        return values.cast[accum]()
 
 
 @inline(.always)

@@ -1,9 +1,206 @@
 """The cross entropy of one row of logits, and its gradient, given the row's (max, sum) pair."""
 
+from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.sys import size_of
 from std.utils.numerics import nan
 
 from .exponential import Unit, logarithm
 from .rows import Source
+
+
+struct Reduction(Equatable, TrivialRegisterPassable):
+    """What becomes of the losses of all rows."""
+
+    var value: Int
+
+    comptime NONE = Self(0)
+    """One loss a row."""
+    comptime SUM = Self(1)
+    """Their sum."""
+    comptime MEAN = Self(2)
+    """Their mean over the rows that count."""
+
+    @inline(.always)
+    def __init__(out self, value: Int):
+        self.value = value
+
+    @inline(.always)
+    def __eq__(self, other: Self) -> Bool:
+        return self.value == other.value
+
+
+@fieldwise_init
+struct LossOptions(TrivialRegisterPassable):
+    """What a caller chooses of a loss."""
+
+    var ignored: Int
+    """The class of rows that do not count."""
+    var smoothing: Float64
+    """Share of the target that is spread over all classes, from 0 to 1."""
+    var reduction: Reduction
+    """What becomes of the losses."""
+    var is_counted: Bool
+    """Whether behind the pairs of all rows there is another number: how many rows count, for the gradient of a mean."""
+
+
+struct Smoothing[dtype: DType](DevicePassable, TrivialRegisterPassable):
+    """How much of a target is spread over all classes.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+    """
+
+    comptime device_type: AnyType = Self
+
+    var share: Scalar[Self.dtype]
+    """What is spread."""
+    var rest: Scalar[Self.dtype]
+    """What the target keeps for itself."""
+
+    @inline(.always)
+    def __init__(out self, share: Float64):
+        """The share `share`, from 0 to 1."""
+        self.share = Scalar[Self.dtype](share)
+        self.rest = Scalar[Self.dtype](1 - share)
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "Smoothing"
+
+
+@fieldwise_init
+struct Targets(DevicePassable, TrivialRegisterPassable):
+    """The class of each row, in integers of 32 or 64 bits."""
+
+    comptime device_type: AnyType = Self
+
+    var address: Source[DType.int32]
+    """Where that of row 0 is."""
+    var is_wide: Bool
+    """Whether they have 64 bits."""
+
+    @inline(.always)
+    def __init__[index: DType, //](out self, targets: Source[index]):
+        """Targets of a dtype that is known at compile time."""
+        comptime assert index == DType.int32 or index == DType.int64
+        self.address = targets.unsafe_bitcast[Int32]()
+        self.is_wide = index == DType.int64
+
+    @inline(.always)
+    def __getitem__(self, row: Int) -> Int64:
+        """Returns the target of a row."""
+        if self.is_wide:
+            return self.address.unsafe_bitcast[Int64]()[unsafe_offset=row]
+        return Int64(self.address[unsafe_offset=row])
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "Targets"
+
+
+struct Upstream[dtype: DType, accum: DType](
+    DevicePassable, TrivialRegisterPassable
+):
+    """The gradient of each row's loss: of one dtype or its accumulator, one a row or the same for all.
+
+    Parameters:
+        dtype: Dtype of gradients that a caller hands over.
+        accum: Dtype of gradients that a kernel computed.
+    """
+
+    comptime device_type: AnyType = Self
+
+    var address: Source[Self.accum]
+    """Where the first is, if they are not all 1."""
+    var step: Int64
+    """From one to the next: 1, or 0 if all are the same."""
+    var is_given: Bool
+    """Whether they are not all 1."""
+    var is_wide: Bool
+    """Whether they are of `accum`."""
+    var counted: Source[Self.accum]
+    """Where the number is that they are divided by, if there is one."""
+    var is_divided: Bool
+    """Whether there is one."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        given: Optional[Source[Self.dtype]],
+        step: Int,
+        pairs: Source[Self.accum],
+    ):
+        """Gradients that a caller handed over.
+
+        Args:
+            given: Where they are; all are 1 if they are nowhere.
+            step: From one to the next.
+            pairs: Any memory.
+        """
+        self.address = pairs
+        if given:
+            self.address = given.value().unsafe_bitcast[Scalar[Self.accum]]()
+        self.step = Int64(step)
+        self.is_given = Bool(given)
+        self.is_wide = Self.dtype == Self.accum
+        self.counted = pairs
+        self.is_divided = False
+
+    @inline(.always)
+    def __init__(out self, *, computed: Source[Self.accum]):
+        """The gradient of all rows that a kernel computed."""
+        self.address = computed
+        self.step = 0
+        self.is_given = True
+        self.is_wide = True
+        self.counted = computed
+        self.is_divided = False
+
+    @inline(.always)
+    def divided(self, counted: Source[Self.accum]) -> Self:
+        """Returns these gradients, divided by a number."""
+        var result = self
+        result.counted = counted
+        result.is_divided = True
+        return result
+
+    @inline(.always)
+    def __getitem__(self, row: Int) -> Scalar[Self.accum]:
+        """Returns the gradient of a row's loss."""
+        var value = Scalar[Self.accum](1)
+        if self.is_given:
+            var at = row * Int(self.step)
+            if self.is_wide:
+                value = self.address[unsafe_offset=at]
+            else:
+                value = self.address.unsafe_bitcast[Scalar[Self.dtype]]()[
+                    unsafe_offset=at
+                ].cast[Self.accum]()
+        if self.is_divided:
+            value /= self.counted[]
+        return value
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "Upstream"
 
 
 struct Class(TrivialRegisterPassable):
@@ -25,13 +222,9 @@ struct Class(TrivialRegisterPassable):
 
     @staticmethod
     @inline(.always)
-    def of(targets: Source[_], row: Int, n: Int, ignored: Int) -> Self:
+    def of(targets: Targets, row: Int, n: Int, ignored: Int) -> Self:
         """Returns what the row `row` of `n` classes is to be."""
-        return {
-            targets[unsafe_offset=row].cast[DType.int64](),
-            Int64(n),
-            Int64(ignored),
-        }
+        return {targets[row], Int64(n), Int64(ignored)}
 
 
 @fieldwise_init
@@ -48,23 +241,20 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
     """Σ e^(x - m)."""
 
     @inline(.always)
-    def of[
-        smoothing: Float64
-    ](
+    def of(
         self,
         target: Class,
         logit: Scalar[Self.dtype],
         below: Scalar[Self.dtype],
+        smoothing: Smoothing[Self.dtype],
     ) -> Scalar[Self.dtype]:
-        """Returns -ln p of the target, the share `smoothing` of it replaced by the mean over all classes.
-
-        Parameters:
-            smoothing: From 0 to 1.
+        """Returns -ln p of the target, a share of it replaced by the mean over all classes.
 
         Args:
             target: What the row is to be.
             logit: That of the target.
             below: The mean of m - x over the row, if there is any smoothing.
+            smoothing: The share.
 
         Returns:
             The loss; 0 for a row that does not count, NaN for a mistake.
@@ -74,17 +264,18 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         if not target.is_class:
             return nan[Self.dtype]()
         var distance = self.m - logit
-        comptime if smoothing != 0:
-            comptime share = Scalar[Self.dtype](smoothing)
-            distance = below * share
+        if smoothing.share != 0:
             # Nothing times infinity is not wanted here.
-            comptime if smoothing != 1:
-                distance += (self.m - logit) * (1 - share)
+            if smoothing.rest != 0:
+                distance *= smoothing.rest
+            else:
+                distance = 0
+            distance += below * smoothing.share
         return distance + logarithm(self.d)
 
     @inline(.always)
     def gradient[
-        lanes: SIMDLength, //, smoothing: Float64
+        lanes: SIMDLength, //
     ](
         self,
         target: Class,
@@ -92,12 +283,12 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         logits: SIMD[Self.dtype, lanes],
         are_target: Bool,
         n: Int64,
+        smoothing: Smoothing[Self.dtype],
     ) -> SIMD[Self.dtype, lanes]:
         """Returns the gradient of logits.
 
         Parameters:
             lanes: How many.
-            smoothing: From 0 to 1.
 
         Args:
             target: What the row is to be.
@@ -105,6 +296,7 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
             logits: The logits.
             are_target: Whether they are those of the target, or of other classes.
             n: How many classes there are.
+            smoothing: The share of the target that is spread over them.
 
         Returns:
             The gradients; 0 in a row that does not count, NaN for a mistake.
@@ -116,7 +308,7 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
             return V(nan[Self.dtype]())
         var unit = Unit(self.m)
         var p = unit.exp(logits) / (self.d * unit.exp(self.m))
-        var wanted = Scalar[Self.dtype](smoothing) / Scalar[Self.dtype](n)
+        var wanted = smoothing.share / Scalar[Self.dtype](n)
         if are_target:
-            wanted += Scalar[Self.dtype](1 - smoothing)
+            wanted += smoothing.rest
         return (p - wanted) * scale

@@ -8,10 +8,18 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.memory import bitcast, unsafe_memcpy
-from std.utils import IndexList
 
-from . import cpu, fused, gpu
-from .finish import Finish
+from . import fused, gpu
+from .direct import (
+    cross_entropy,
+    cross_entropy_backward,
+    log_softmax,
+    logsumexp,
+    softmax,
+    softmax_backward,
+    statistics,
+)
+from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
 from .rows import Rows, Source, Target
 
@@ -46,18 +54,13 @@ struct Softmax:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        comptime contiguous = axis == x.rank - 1
-        var rows = Rows.of[axis](x.shape())
-        if rows.is_empty():
-            return
-        comptime if is_cpu[target]():
-            cpu.softmax[algorithm, y.dtype, contiguous](
-                _target(y), _source(x), rows, ctx
-            )
-        else:
-            gpu.softmax[algorithm, y.dtype, block_size, unroll, contiguous](
-                _target(y), _source(x), rows, ctx
-            )
+        softmax[
+            target,
+            axis == x.rank - 1,
+            algorithm=algorithm,
+            block_size=block_size,
+            unroll=unroll,
+        ](_target(y), _source(x), Rows.of[axis](x.shape()), ctx)
 
 
 @compiler.register("softmax_fused")
@@ -223,11 +226,9 @@ struct LogSoftmax:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        var rows = Rows.of[axis](x.shape())
-        if not rows.is_empty():
-            _auto[target, y.dtype, Finish.LOGARITHMS, axis == x.rank - 1](
-                _target(y), _source(x), rows, ctx
-            )
+        log_softmax[target, axis == x.rank - 1](
+            _target(y), _source(x), Rows.of[axis](x.shape()), ctx
+        )
 
 
 @compiler.register("max_sum")
@@ -254,15 +255,40 @@ struct MaxSum:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        comptime assert pairs.dtype == accumulator[x.dtype]()
-        var rows = Rows.of[axis](x.shape())
-        if rows.count() != 0:
-            _auto[target, x.dtype, Finish.PAIR, axis == x.rank - 1](
-                _target(pairs).unsafe_bitcast[Scalar[x.dtype]](),
-                _source(x),
-                rows,
-                ctx,
-            )
+        statistics[target, axis == x.rank - 1](
+            _sums[x.dtype](pairs),
+            _source(x),
+            Rows.of[axis](x.shape()),
+            ctx,
+        )
+
+
+@compiler.register("logsumexp")
+struct LogSumExp:
+    """The op `logsumexp`: ln Σ exp x along one axis."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        y: OutputTensor[rank=1, ...],
+        x: InputTensor[dtype=y.dtype, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis that is reduced, counted from 0.
+
+        Args:
+            y: (rows,), the dimensions beside `axis` being one.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        logsumexp[target, axis == x.rank - 1](
+            _target(y), _source(x), Rows.of[axis](x.shape()), ctx
+        )
 
 
 @compiler.register("softmax_backward")
@@ -292,33 +318,27 @@ struct SoftmaxBackward:
             dy: Its gradient.
             ctx: The device.
         """
-        comptime contiguous = axis == y.rank - 1
-        var rows = Rows.of[axis](y.shape())
-        if rows.is_empty():
-            return
-        comptime if is_cpu[target]():
-            cpu.backward[dx.dtype, log, contiguous](
-                _target(dx), _source(y), _source(dy), rows, ctx
-            )
-        else:
-            gpu.backward[dx.dtype, log, contiguous](
-                _target(dx), _source(y), _source(dy), rows, ctx
-            )
+        softmax_backward[target, axis == y.rank - 1, log=log](
+            _target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx
+        )
 
 
 @compiler.register("cross_entropy")
 struct CrossEntropy:
-    """The op `cross_entropy`: the loss of each row, what they come to, and the pair of each row.
+    """The op `cross_entropy`: the loss of each row, or what the losses come to, and the pair of each row.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int, ignore_index: Int, smoothing: Int
+        target: StaticString,
+        axis: Int,
+        ignore_index: Int,
+        smoothing: Int,
+        reduction: StaticString,
     ](
-        losses: OutputTensor[rank=1, ...],
-        totals: OutputTensor[dtype=losses.dtype, rank=1, ...],
-        pairs: OutputTensor[dtype=losses.dtype, rank=2, ...],
-        x: InputTensor,
+        loss: OutputTensor[rank=1, ...],
+        pairs: OutputTensor[rank=2, ...],
+        x: InputTensor[dtype=loss.dtype, ...],
         targets: InputTensor[rank=1, ...],
         ctx: DeviceContext,
     ) raises:
@@ -329,10 +349,10 @@ struct CrossEntropy:
             axis: The axis of the classes, counted from 0.
             ignore_index: The class of rows that do not count.
             smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
+            reduction: What becomes of the losses: "none", "sum" or "mean".
 
         Args:
-            losses: (rows,), the dimensions beside `axis` being one; float64 for float64, else float32.
-            totals: (2,), the sum of all losses, and the mean of those that count.
+            loss: (rows,), the dimensions beside `axis` being one, for "none", else (1,); of the dtype of `x`.
             pairs: (rows, 2), as of `max_sum`.
             x: Logits.
             targets: (rows,), int32 or int64.
@@ -341,36 +361,15 @@ struct CrossEntropy:
         Raises:
             Error: On a CPU, if a target is neither a class nor `ignore_index`. On a GPU its loss is NaN.
         """
-        var rows = Rows.of[axis](x.shape())
-        if rows.count() != 0:
-            _auto[target, x.dtype, Finish.PAIR, axis == x.rank - 1](
-                _target(pairs).unsafe_bitcast[Scalar[x.dtype]](),
-                _source(x),
-                rows,
-                ctx,
-            )
-        comptime if is_cpu[target]():
-            cpu.losses[x.dtype, targets.dtype, _float[smoothing]()](
-                _sums[x.dtype](losses),
-                _sums[x.dtype](totals),
-                _sums[x.dtype](pairs),
-                _source(x),
-                _source(targets),
-                rows,
-                ignore_index,
-                ctx,
-            )
-        else:
-            gpu.losses[x.dtype, targets.dtype, _float[smoothing]()](
-                _sums[x.dtype](losses),
-                _sums[x.dtype](totals),
-                _sums[x.dtype](pairs),
-                _source(x),
-                _source(targets),
-                rows,
-                ignore_index,
-                ctx,
-            )
+        cross_entropy[target, axis == x.rank - 1](
+            _target(loss),
+            _sums[x.dtype](pairs),
+            _source(x),
+            Targets(_source(targets)),
+            Rows.of[axis](x.shape()),
+            _options[ignore_index, smoothing, reduction](),
+            ctx,
+        )
 
 
 @compiler.register("cross_entropy_backward")
@@ -409,8 +408,15 @@ struct CrossEntropyBackward:
             dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
             ctx: The device.
         """
-        _gradients[target, axis, ignore_index, _float[smoothing](), reduction](
-            _target(dx), x.shape(), _source(x), targets, pairs, dloss, ctx
+        cross_entropy_backward[target, axis == x.rank - 1](
+            _target(dx),
+            _source(x),
+            _sums[x.dtype](pairs),
+            Targets(_source(targets)),
+            Optional(_source(dloss)),
+            Rows.of[axis](x.shape()),
+            _options[ignore_index, smoothing, reduction](),
+            ctx,
         )
 
 
@@ -450,71 +456,35 @@ struct CrossEntropyBackwardInPlace:
             ctx: The device.
         """
         var logits = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        _gradients[target, axis, ignore_index, _float[smoothing](), reduction](
-            logits, x.shape(), logits, targets, pairs, dloss, ctx
-        )
-
-
-def _gradients[
-    dtype: DType,
-    //,
-    target: StaticString,
-    axis: Int,
-    ignore_index: Int,
-    smoothing: Float64,
-    reduction: StaticString,
-](
-    dx: Target[dtype],
-    shape: IndexList,
-    x: Source[dtype],
-    targets: InputTensor[rank=1, ...],
-    pairs: InputTensor[rank=2, ...],
-    dloss: InputTensor[dtype=pairs.dtype, rank=1, ...],
-    ctx: DeviceContext,
-) raises:
-    """Computes the gradient of logits of `shape`, which may be where they are.
-    """
-    var rows = Rows.of[axis](shape)
-    if rows.is_empty():
-        return
-    comptime if is_cpu[target]():
-        cpu.gradients[dtype, targets.dtype, smoothing, reduction](
-            dx,
-            x,
-            _sums[dtype](pairs),
-            _source(targets),
-            _sums[dtype](dloss),
-            rows,
-            ignore_index,
-            ctx,
-        )
-    else:
-        comptime contiguous = axis == shape.size - 1
-        gpu.gradients[dtype, targets.dtype, smoothing, reduction, contiguous](
-            dx,
-            x,
-            _sums[dtype](pairs),
-            _source(targets),
-            _sums[dtype](dloss),
-            rows,
-            ignore_index,
+        cross_entropy_backward[target, axis == x.rank - 1](
+            logits,
+            logits,
+            _sums[x.dtype](pairs),
+            Targets(_source(targets)),
+            Optional(_source(dloss)),
+            Rows.of[axis](x.shape()),
+            _options[ignore_index, smoothing, reduction](),
             ctx,
         )
 
 
-def _auto[
-    target: StaticString, dtype: DType, finish: Finish, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
-    comptime if is_cpu[target]():
-        cpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
-    else:
-        gpu.auto[dtype, finish, contiguous](y, x, rows, ctx)
-
-
-def _float[bits: Int]() -> Float64:
-    """Returns a parameter that a graph handed over by its bits: a float it would have rounded to Float32.
-    """
-    return bitcast[DType.float64](Int64(bits))
+def _options[
+    ignore_index: Int, smoothing: Int, reduction: StaticString
+]() -> LossOptions:
+    """Returns what a graph chose of a loss."""
+    comptime assert (
+        reduction == "none" or reduction == "sum" or reduction == "mean"
+    )
+    # A float would have been rounded to Float32 on its way here.
+    return {
+        ignore_index,
+        bitcast[DType.float64](Int64(smoothing)),
+        Reduction.NONE if reduction
+        == "none" else (
+            Reduction.SUM if reduction == "sum" else Reduction.MEAN
+        ),
+        False,
+    }
 
 
 def _target(y: OutputTensor) -> Target[y.dtype]:

@@ -6,8 +6,11 @@
 - A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.
 """
 
-from maxsoftmax import ops
-from maxsoftmax.arrays import (
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maxsoftmax._arrays import (
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_backward_,
@@ -16,10 +19,14 @@ from maxsoftmax.arrays import (
     log_softmax_backward,
     logsumexp,
     max_sum,
+    softmax,
     softmax_backward,
 )
-from maxsoftmax.eager import softmax
+from maxsoftmax._native import warm_up
 from maxsoftmax.extension import drop_into, dropin, extension
+
+if TYPE_CHECKING:
+    from maxsoftmax import ops
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,4 +44,14 @@ __all__ = [
     "ops",
     "softmax",
     "softmax_backward",
+    "warm_up",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs MAX's graphs, a third of a second, only when it is asked for."""
+    if name == "ops":
+        import importlib
+
+        return importlib.import_module("maxsoftmax.ops")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,24 +1,28 @@
-"""`maxsoftmax compile`: models for a device that need not be here, as files that it can load without a compiler."""
+"""`maxsoftmax compile`: libraries for a device that need not be here, as files that it can load without a compiler."""
 
 from __future__ import annotations
 
 import argparse
+import platform
 import re
-import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from max import driver
-from max.driver import CPU, Accelerator, Device
-from max.dtype import DType
 from rich import filesize
 
-from maxsoftmax import artifacts, parse, runtime
+from maxsoftmax import _native, parse
+from maxsoftmax._native import devices, precompiled, progress, warm
+from maxsoftmax._native.description import OPS, Library, Target, library
 from maxsoftmax.arguments import BLOCK_SIZE, UNROLL, check_algorithm
 from maxsoftmax.console import Console
+from maxsoftmax.extension import run_mojo
 
 out = Console()
-log = Console(stderr=True)
+
+LAUNCHING = {"x86_64": "x86-64-v3", "AMD64": "x86-64-v3", "aarch64": "generic"}
+"""The CPU that a GPU's libraries launch from unless told otherwise, by the machine: nearly all that have such GPUs."""
 
 
 def add(commands: Any) -> None:
@@ -26,74 +30,100 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile ahead of time, for any device",
-        description=f"Writes models that are loaded, and not compiled, where {artifacts.VARIABLE} names their folder.",
+        description=f"Writes libraries that are loaded where {precompiled.VARIABLE} names their folder.",
     )
-    parser.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="(default: cpu, one like this machine's)"
-    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="(default: cpu)")
     parser.add_argument(
         "--arch", metavar="A", help="a GPU's architecture: sm_90a, sm_80, gfx942, … (default: that of the GPU here)"
+    )
+    parser.add_argument(
+        "--target-cpu",
+        metavar="C",
+        help="the CPU that computes, or that the GPU is in: x86-64-v4, znver5, … (default: this one; for a GPU, any)",
     )
     parser.add_argument(
         "--dtype", action="append", type=parse.dtype, metavar="T", help="may be repeated (default: float32)"
     )
     parser.add_argument(
-        "--axis", choices=("last", "other"), action="append", help="for which axes; may be repeated (default: last)"
+        "--op", action="append", choices=OPS, metavar="OP", help=f"may be repeated: {', '.join(OPS)} (default: all)"
     )
-    parser.add_argument("--n", type=_length, metavar="N", help="for rows of this length only (default: of any)")
-    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="auto, or a kernel's name (default: auto)")
+    parser.add_argument(
+        "--algorithm", default="auto", metavar="NAME", help="of softmax: auto, or a kernel's name (default: auto)"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
     parser.set_defaults(command=_compile)
 
 
-def _length(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
-
-
 def _compile(options: argparse.Namespace) -> int:
     algorithm = check_algorithm(options.algorithm, options.device)
-    device = target(options.device, options.arch)
-    dtypes: list[DType] = options.dtype or [DType.float32]
-    for kind in dict.fromkeys(dtypes):
-        for axis in dict.fromkeys(options.axis or ["last"]):
-            signature = runtime.Signature(device, kind, axis == "last", algorithm, BLOCK_SIZE, UNROLL, options.n)
-            with log.status(f"compiling {signature}"):
-                path = artifacts.write(options.output, signature.parts(), runtime.compile(signature))
-            out.print(f"{path}: {filesize.decimal(path.stat().st_size)}")
+    wanted = target(options.device, options.arch)
+    names = warm.libraries(options.op)
+    if algorithm != "auto":
+        if options.op and set(options.op) != {"softmax"}:
+            raise ValueError(f"--algorithm {algorithm} is one of softmax: leave --op {options.op[0]} out")
+        names = ["softmax"]
+    dtypes = dict.fromkeys(dtype.name for dtype in options.dtype or [parse.dtype("float32")])
+    libraries = [
+        library(name, dtype, wanted, algorithm, block_size=BLOCK_SIZE, unroll=UNROLL)
+        for dtype in dtypes
+        for name in names
+    ]
+    cpu = target_cpu(options.target_cpu) or ("" if options.device == "cpu" else LAUNCHING.get(platform.machine(), ""))
+
+    def write(wanted: Library) -> None:
+        path = precompiled.write(options.output, wanted, cpu)
+        out.print(f"{path}: {filesize.decimal(path.stat().st_size)}")
+
+    with _native.observing(Spinner()):
+        warm.parallel(write, warm.together(libraries))
     return 0
 
 
-def target(kind: str, architecture: str | None) -> Device:
-    """Returns the device to compile for, a virtual one if its architecture is given.
+class Spinner:
+    """Shows what is being built on a terminal, and nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._display = progress.Display()
+
+    def __call__(self, library: Library) -> AbstractContextManager[None]:
+        """Returns what shows it meanwhile."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return nullcontext()
+        return self._display.showing(f"building {library}: it takes seconds")
+
+
+def target(kind: str, architecture: str | None) -> Target:
+    """Returns what to compile for: the device here, or another GPU if its architecture is given.
 
     Raises:
         ValueError: If there is no such device or architecture.
     """
     if kind == "cpu":
         if architecture is not None:
-            raise ValueError("--arch goes with --device gpu: for a CPU, compile on one like it")
-        return CPU()
+            raise ValueError("--arch goes with --device gpu: a CPU is named by --target-cpu")
+        return Target("cpu")
     if architecture is None:
-        return runtime.device("gpu")
-    known = _architectures()
+        return devices.target(devices.index("gpu"))
+    # Mojo's own message for others is no sentence.
+    known = re.findall(r"^ +(sm_\w+|gfx\w+) ", run_mojo("build", "--print-supported-accelerators"), re.M)
     if architecture not in known:
         raise ValueError(
             f"--arch {architecture!r} is not an architecture that Mojo knows: choose from {', '.join(known)}"
         )
-    driver.set_virtual_device_api("hip" if architecture.startswith("gfx") else "cuda")
-    driver.set_virtual_device_count(1)
-    driver.set_virtual_device_target_arch(architecture)
-    return Accelerator()
+    return Target("gpu", architecture)
 
 
-def _architectures() -> list[str]:
-    """Returns what Mojo can compile for; MAX crashes on others."""
-    # Only who compiles needs the compiler.
-    from mojo.run import subprocess_run_mojo
+def target_cpu(name: str | None) -> str:
+    """Returns the CPU to compile for, "" for this one.
 
-    listed = subprocess_run_mojo(
-        ["build", "--print-supported-accelerators"], check=True, stdout=subprocess.PIPE, encoding="utf-8"
-    )
-    return re.findall(r"^ +(sm_\w+|gfx\w+) ", listed.stdout, re.M)
+    Raises:
+        ValueError: If Mojo does not know it.
+    """
+    if name is None:
+        return ""
+    triple = re.search(r"--target-triple (\S+)", run_mojo("build", "--print-effective-target"))
+    given = ["--target-triple", triple[1]] if triple else []
+    known = re.findall(r"^ +(\S+)$", run_mojo("build", "--print-supported-cpus", *given), re.M)
+    if name not in known:
+        raise ValueError(f"--target-cpu {name!r} is not a CPU that Mojo knows: choose from {', '.join(known)}")
+    return name

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from max.dtype import DType
 from numpy.exceptions import AxisError
 
-DTYPES = (DType.float32, DType.bfloat16, DType.float16, DType.float64)
-"""What the kernels compute; anything else has to be converted first."""
+if TYPE_CHECKING:
+    from max.dtype import DType
+
+    DTYPES: tuple[DType, ...]
+    """What the kernels compute; anything else has to be converted first."""
+
+    TARGET_DTYPES: tuple[DType, ...]
+    """What the targets of a loss may be."""
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+"""The names of `DTYPES`."""
+
+CLASSES = ("int32", "int64")
+"""The names of `TARGET_DTYPES`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Makes dtypes of MAX of their names only when they are asked for: calls on arrays need no import of MAX."""
+    names = {"DTYPES": FLOATS, "TARGET_DTYPES": CLASSES}
+    if name not in names:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from max.dtype import DType
+
+    return tuple(getattr(DType, dtype) for dtype in names[name])
+
 
 BLOCK_SIZE = 128
 """Threads a block unless told otherwise, as in the published kernels."""
@@ -52,11 +74,10 @@ ALGORITHMS: dict[str, dict[str, Choices]] = {
 
 def accumulator(dtype: DType) -> DType:
     """Returns the dtype of the arithmetic: float64 for itself, float32 for the rest."""
-    return DType.float64 if dtype == DType.float64 else DType.float32
+    from max.dtype import DType
 
+    return dtype if dtype == DType.float64 else DType.float32
 
-TARGET_DTYPES = (DType.int32, DType.int64)
-"""What the targets of a loss may be."""
 
 REDUCTIONS = ("mean", "sum", "none")
 """What may become of the losses of all rows."""
@@ -68,9 +89,8 @@ def check_dtype(dtype: DType, name: str = "x") -> None:
     Raises:
         TypeError: If it is not one of `DTYPES`.
     """
-    if dtype not in DTYPES:
-        allowed = ", ".join(d.name for d in DTYPES)
-        raise TypeError(f"{name} has dtype {dtype.name}, but softmax takes {allowed}")
+    if dtype.name not in FLOATS:
+        raise TypeError(f"{name} has dtype {dtype.name}, but softmax takes {', '.join(FLOATS)}")
 
 
 def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
@@ -149,9 +169,8 @@ def check_target_dtype(dtype: DType) -> None:
     Raises:
         TypeError: If it is not one of `TARGET_DTYPES`.
     """
-    if dtype not in TARGET_DTYPES:
-        allowed = " or ".join(d.name for d in TARGET_DTYPES)
-        raise TypeError(f"target has dtype {dtype.name}, but classes are {allowed}")
+    if dtype.name not in CLASSES:
+        raise TypeError(f"target has dtype {dtype.name}, but classes are {' or '.join(CLASSES)}")
 
 
 def class_axis(rank: int) -> int:

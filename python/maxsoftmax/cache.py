@@ -13,7 +13,8 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -24,8 +25,14 @@ VARIABLE = "MAXSOFTMAX_CACHE_DIR"
 LIMIT = 512 * 2**20
 """Bytes beyond which the entries that were not used for longest are taken away."""
 
-OURS = ("model-", "mojo-", ".new-", ".old-")
+OURS = ("model-", "mojo-", "native-", ".new-", ".old-")
 """How the names of what this package keeps begin; it takes nothing else away."""
+
+LOCK = ".lock-"
+"""How the names of lock files begin; what follows is the key of the entry."""
+
+WAIT_S = 300.0
+"""Seconds after which another process is not waited for any longer."""
 
 DAY_S = 24 * 60 * 60.0
 """Seconds after which what a process has not finished writing is taken for abandoned."""
@@ -70,7 +77,7 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
         except OSError:
             # Another process was first; its file is as good if it is sound, and if not ours is kept where it is.
             if not _is_sound(folder, *names):
-                atexit.register(shutil.rmtree, staging, ignore_errors=True)
+                atexit.register(_forget, staging, os.getpid())
                 return staging / name
             shutil.rmtree(staging, ignore_errors=True)
         _trim(root, folder)
@@ -94,6 +101,40 @@ def find(key: str, name: str) -> Path | None:
     return root / key / name
 
 
+@contextmanager
+def locked(key: str, waiting: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Lets one process at a time through for an entry; others wait, but no longer than `WAIT_S`.
+
+    A lock that cannot be had is no reason to fail: then several processes write the same entry, which does no harm.
+
+    Args:
+        key: Of the entry.
+        waiting: What it returns is entered while another process is waited for.
+    """
+    # Only who builds needs it.
+    import filelock
+
+    root = _root(location())
+    file = root / f"{LOCK}{key}"
+    lock = filelock.FileLock(file, mode=0o600, thread_local=False)
+    # A timeout is an OSError, too.
+    with contextlib.suppress(OSError, NotImplementedError):
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            with waiting():
+                lock.acquire(timeout=WAIT_S)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                # Before it is released: who waits for it sees that it has gone, and asks for the next.
+                file.unlink()
+            with contextlib.suppress(OSError):
+                lock.release()
+
+
 def remove(key: str) -> None:
     """Takes an entry away, if that can be."""
     _remove(location() / key)
@@ -107,6 +148,10 @@ def entries() -> dict[str, int]:
 def clear() -> int:
     """Takes away all that is kept, and returns how many bytes that were."""
     freed = 0
+    with contextlib.suppress(OSError):
+        # Of processes that were killed; who builds just now does no harm without.
+        for file in location().glob(f"{LOCK}*"):
+            file.unlink()
     for folder in _by_age(location()):
         size = _size(folder)
         _remove(folder)
@@ -174,8 +219,14 @@ def _temporary(wanted: Path, reason: str) -> Path:
         f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used", RuntimeWarning, stacklevel=5
     )
     temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-"))
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    atexit.register(_forget, temporary, os.getpid())
     return temporary
+
+
+def _forget(temporary: Path, process: int) -> None:
+    """Takes away what a process has made for itself, unless this is a fork of it."""
+    if os.getpid() == process:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:

@@ -15,11 +15,11 @@ from rich import filesize
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from maxsoftmax import __version__, ahead, cache, runtime, train
+from maxsoftmax import __version__, _native, ahead, cache, runtime, train
 from maxsoftmax.bench import command as bench_command
 from maxsoftmax.bench import tune as bench_tune
 from maxsoftmax.console import Console
-from maxsoftmax.extension import distribution_version, source
+from maxsoftmax.extension import CompilerError, distribution_version, source
 
 out = Console()
 log = Console(stderr=True)
@@ -47,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (OSError, TypeError, ValueError) as error:
         print(f"maxsoftmax: {_sentence(error)}", file=sys.stderr)
+        return 1
+    except CompilerError as error:
+        # Whose own words may be many lines.
+        print(f"maxsoftmax: {error}", file=sys.stderr)
         return 1
 
 
@@ -128,8 +132,9 @@ def _demo(options: argparse.Namespace) -> int:
     return 0 if correct else 1
 
 
-def _spinner(signature: runtime.Signature) -> AbstractContextManager[object]:
-    return log.status(f"compiling {signature}: ten seconds or more the first time")
+def _spinner(what: str | _native.Library) -> AbstractContextManager[object]:
+    seconds = "seconds" if isinstance(what, _native.Library) else "ten seconds or more"
+    return log.status(f"compiling {what}: {seconds} the first time")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -142,12 +147,12 @@ def _run(options: argparse.Namespace) -> int:
         task = progress.add_task("softmax", total=x.nbytes)
 
         @contextmanager
-        def compiling(signature: runtime.Signature) -> Iterator[None]:
-            progress.update(task, description=f"compiling {signature}")
+        def compiling(library: _native.Library) -> Iterator[None]:
+            progress.update(task, description=f"compiling {library}")
             yield
             progress.update(task, description="softmax")
 
-        with runtime.observing(compiling):
+        with _native.observing(compiling):
             dtype = npy.transform(
                 x,
                 output,

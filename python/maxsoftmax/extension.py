@@ -6,20 +6,30 @@ import contextlib
 import functools
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-from max.graph import Graph
+from typing import TYPE_CHECKING
 
 from maxsoftmax import cache
+
+if TYPE_CHECKING:
+    # Calls on arrays need no graph, whose import takes a quarter of a second.
+    from max.graph import Graph
 
 KERNELS = "maxsoftmax"
 """The Mojo package of the kernels."""
 
 DROPIN = "maxsoftmax_dropin"
 """The Mojo package that registers them under the names of MAX's own ops."""
+
+
+NATIVE = "maxsoftmax_native"
+"""The Mojo files that are built into libraries, which are called without a graph."""
+
+
+class CompilerError(RuntimeError):
+    """There is no compiler, or it refuses; the message may have several lines."""
 
 
 def source(package: str = KERNELS) -> Path:
@@ -42,7 +52,7 @@ def extension() -> Path:
         Path of a `.mojoc` file.
 
     Raises:
-        RuntimeError: If it does not compile; the message is the compiler's.
+        CompilerError: If it does not compile; the message is the compiler's.
     """
     package = source()
     name = f"{package.name}.mojoc"
@@ -60,7 +70,7 @@ def dropin() -> Path:
         Path of a `.mojoc` file. The kernels are in another one beside it, where MAX looks for them.
 
     Raises:
-        RuntimeError: If it does not compile; the message is the compiler's.
+        CompilerError: If it does not compile; the message is the compiler's.
     """
     kernels = extension()
     name = f"{DROPIN}.mojoc"
@@ -86,7 +96,7 @@ def drop_into(graph: Graph) -> None:
         graph: Any graph; it may load `dropin()` already.
 
     Raises:
-        RuntimeError: If `dropin()` does not compile.
+        CompilerError: If `dropin()` does not compile.
     """
     graph._import_kernels([dropin()])
 
@@ -108,34 +118,67 @@ def key(*packages: str) -> str:
     """Returns what changes with the sources of packages, of the kernels if none is named, and the compiler's version.
 
     Raises:
-        RuntimeError: If there is no compiler.
+        CompilerError: If there is no compiler.
+    """
+    return hashlib.sha256("\0".join([compiler(), *map(sources, packages or (KERNELS,))]).encode()).hexdigest()[:32]
+
+
+def compiler() -> str:
+    """Returns the version of the compiler.
+
+    Raises:
+        CompilerError: If there is none.
     """
     try:
-        compiler = distribution_version("mojo-compiler", "mojo")
+        return distribution_version("mojo-compiler", "mojo")
     except PackageNotFoundError:
-        raise RuntimeError(
+        raise CompilerError(
             "Mojo's compiler is not installed, and this was not compiled ahead of time: see `maxsoftmax compile --help`"
         ) from None
-    digest = hashlib.sha256(compiler.encode())
-    for package in map(source, packages or (KERNELS,)):
-        for path in sorted(package.rglob("*.mojo")):
-            digest.update(f"\0{path.relative_to(package).as_posix()}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]
+
+
+@functools.cache
+def sources(package: str) -> str:
+    """Returns what changes with the sources of a package."""
+    digest = hashlib.sha256()
+    folder = source(package)
+    for path in sorted(folder.rglob("*.mojo")):
+        digest.update(f"\0{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _precompile(package: Path, output: Path) -> None:
-    # Only who compiles needs the compiler.
-    from mojo.run import subprocess_run_mojo
-
     try:
-        subprocess_run_mojo(
-            ["precompile", "-I", str(package.parent), str(package), "-o", str(output)],
-            check=True,
+        run_mojo("precompile", "-I", str(package.parent), str(package), "-o", str(output))
+    except CompilerError as error:
+        raise CompilerError(f"{package} does not compile:\n{error}") from error
+
+
+def run_mojo(*arguments: str) -> str:
+    """Runs Mojo's command and returns what it printed.
+
+    Raises:
+        CompilerError: If it cannot be run, or fails; the message is what it printed.
+    """
+    compiler()
+    try:
+        # Only who compiles needs these.
+        import subprocess
+
+        from mojo.run import subprocess_run_mojo
+
+        done = subprocess_run_mojo(
+            list(arguments),
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
         )
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"{package} does not compile:\n{error.stdout}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise CompilerError(f"Mojo's compiler cannot be run: {error}") from error
+    if done.returncode:
+        raise CompilerError(done.stdout.strip() or f"it ended with status {done.returncode}")
+    printed: str = done.stdout
+    return printed

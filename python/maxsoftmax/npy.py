@@ -7,14 +7,16 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from max.driver import Device
 
 from maxsoftmax import files
+from maxsoftmax._arrays import Rows, softmax
 from maxsoftmax.arguments import normalize_axes
-from maxsoftmax.eager import Rows, softmax
+
+if TYPE_CHECKING:
+    from max.driver import Device
 
 SLAB = 64 * 2**20
 """Bytes of input that are computed at a time."""
@@ -35,7 +37,7 @@ def read(path: Path) -> np.ndarray:
     if magic != np.lib.format.MAGIC_PREFIX:
         raise ValueError(f"{path} is not a .npy file, as numpy.save writes them")
     try:
-        # Copy-on-write maps are shared with MAX as they are; read-only ones would be copied first.
+        # Copy on write: whoever gets the array may write to it, and the file stays as it is.
         with np.errstate(over="ignore"):
             array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
             return array

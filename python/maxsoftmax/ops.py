@@ -202,9 +202,12 @@ def logsumexp(x: TensorValueLike, axis: int = -1) -> TensorValue:
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
     """
-    m, d = max_sum(x, axis)
-    infinite = max_ops.equal(m, max_ops.constant(float("inf"), m.dtype, m.device))
-    return max_ops.cast(max_ops.where(infinite, m, m + max_ops.log(d)), TensorValue(x).dtype)
+    x = _value(x)
+    check_dtype(x.dtype)
+    place = _axis(axis, x)
+    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    (y,) = _call("logsumexp", [x], [TensorType(x.dtype, [_product(kept)], x.device)], {"axis": place})
+    return max_ops.reshape(y, kept)
 
 
 def cross_entropy(
@@ -267,17 +270,19 @@ def cross_entropy_forward(
     """
     x = _value(x)
     target, place = _classes(x, target)
-    parameters = _choices(place, ignore_index, label_smoothing)
-    check_reduction(reduction)
-    wide, rows = accumulator(x.dtype), _product(target.shape)
-    losses, totals, pairs = _call(
+    parameters = _choices(place, ignore_index, label_smoothing, reduction)
+    rows = _product(target.shape)
+    each = reduction == "none"
+    loss, pairs = _call(
         "cross_entropy",
         [x, max_ops.reshape(target, [rows])],
-        [TensorType(wide, dims, x.device) for dims in ([rows], [2], [rows, 2])],
+        [
+            TensorType(x.dtype, [rows if each else 1], x.device),
+            TensorType(accumulator(x.dtype), [rows, 2], x.device),
+        ],
         parameters,
     )
-    loss = max_ops.reshape(losses, target.shape) if reduction == "none" else totals[int(reduction == "mean")]
-    return max_ops.cast(loss, x.dtype), max_ops.reshape(pairs, [*target.shape, 2])
+    return max_ops.reshape(loss, target.shape if each else []), max_ops.reshape(pairs, [*target.shape, 2])
 
 
 def cross_entropy_backward(
@@ -375,7 +380,7 @@ def _gradient(
 ) -> _Call:
     """Returns what the gradient of a loss takes."""
     target, place = _classes(x, target)
-    parameters = {**_choices(place, ignore_index, label_smoothing), "reduction": check_reduction(reduction)}
+    parameters = _choices(place, ignore_index, label_smoothing, reduction)
     wide, rows = accumulator(x.dtype), _product(target.shape)
     pairs = _value(pairs, "pairs")
     _check(pairs, "pairs", wide, [*target.shape, 2], x.device)
@@ -500,12 +505,13 @@ def _classes(x: TensorValue | BufferValue, target: Any) -> tuple[TensorValue, in
     return target, place
 
 
-def _choices(place: int, ignore_index: Any, label_smoothing: Any) -> dict[str, Any]:
+def _choices(place: int, ignore_index: Any, label_smoothing: Any, reduction: Any) -> dict[str, Any]:
     return {
         "axis": place,
         "ignore_index": check_ignore_index(ignore_index),
         # As a float it would be rounded to float32 on its way to the kernel.
         "smoothing": int(np.float64(check_label_smoothing(label_smoothing)).view(np.int64)),
+        "reduction": check_reduction(reduction),
     }
 
 

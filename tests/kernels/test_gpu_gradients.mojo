@@ -5,6 +5,7 @@ from max.gpu.host import DeviceBuffer, DeviceContext
 
 from maxsoftmax import cpu, gpu
 from maxsoftmax.finish import Finish
+from maxsoftmax.loss import LossOptions, Reduction, Targets
 from maxsoftmax.online import accumulator
 from maxsoftmax.rows import Rows, Source, Target
 
@@ -111,7 +112,7 @@ def check[
             var sum = Float64(rows.n)
             dx.compare(step, fine * sum, String(t"backward log {log} ") + name)
 
-        comptime for smoothing in [Float64(0), Float64(0.1)]:
+        for smoothing in [Float64(0), Float64(0.1)]:
             var targets = Tensor[DType.int64](rows.count(), 0, device)
             with targets.device.map_to_host() as values:
                 for row in range(rows.count()):
@@ -119,61 +120,55 @@ def check[
                         -100 if row % 5 == 3 else (row * 31) % rows.n
                     )
                     targets.host[row] = values[row]
-            var losses = Tensor[accum](rows.count(), 0, device)
-            var totals = Tensor[accum](2, 0, device)
-            gpu.losses[dtype, DType.int64, smoothing](
-                losses.there(),
-                totals.there(),
-                pairs.there(),
-                x.there(),
-                targets.there(),
-                rows,
-                -100,
-                device,
-            )
-            cpu.losses[dtype, DType.int64, smoothing](
-                losses.here(),
-                totals.here(),
-                pairs.here(),
-                x.here(),
-                targets.here(),
-                rows,
-                -100,
-                host,
-            )
-            losses.compare(
-                2e-5 if accum != dtype else fine, fine, "losses " + name
-            )
-            totals.compare(
-                2e-5 if accum != dtype else fine, fine, "totals " + name
-            )
             var dx = Tensor[dtype](size, 0, device)
-            comptime for reduction in ["none", "mean"]:
-                comptime each = reduction == "none"
-                var dloss = Tensor[accum](
-                    rows.count() if each else 1, 0, device
+            for reduction in [Reduction.NONE, Reduction.SUM, Reduction.MEAN]:
+                var options = LossOptions(-100, smoothing, reduction, False)
+                var each = rows.count() if reduction == Reduction.NONE else 1
+                var loss = Tensor[dtype](each, 0, device)
+                gpu.losses(
+                    loss.there(),
+                    pairs.there(),
+                    x.there(),
+                    Targets(Source[DType.int64](targets.there())),
+                    rows,
+                    options,
+                    device,
                 )
+                cpu.losses(
+                    loss.here(),
+                    pairs.here(),
+                    x.here(),
+                    Targets(Source[DType.int64](targets.here())),
+                    rows,
+                    options,
+                    host,
+                )
+                loss.compare(
+                    max(2e-5 if accum != dtype else fine, step),
+                    fine,
+                    "losses " + name,
+                )
+                _ = loss^
+                var dloss = Tensor[accum](each, 0, device)
                 dloss.fill(13, 1, 2)
-                gpu.gradients[
-                    dtype, DType.int64, smoothing, reduction, contiguous
-                ](
+                gpu.gradients[contiguous=contiguous](
                     dx.there(),
                     x.there(),
                     pairs.there(),
-                    targets.there(),
-                    dloss.there(),
+                    Targets(Source[DType.int64](targets.there())),
+                    Optional(Source[accum](dloss.there())),
                     rows,
-                    -100,
+                    options,
                     device,
                 )
-                cpu.gradients[dtype, DType.int64, smoothing, reduction](
+                cpu.gradients(
                     dx.here(),
                     x.here(),
                     pairs.here(),
-                    targets.here(),
-                    dloss.here(),
+                    Targets(Source[DType.int64](targets.here())),
+                    Optional(Source[accum](dloss.here())),
                     rows,
-                    -100,
+                    options,
                     host,
                 )
                 _ = dloss^

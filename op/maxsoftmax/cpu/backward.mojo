@@ -2,10 +2,10 @@
 
 from std.math import ceildiv
 from std.sys import simd_width_of
-from max.gpu.host import DeviceContext
 
 from ..gradient import Gradient
 from ..online import MaxSum, Sum, accumulator
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, first_lanes, load, store
 from .panels import Panels
@@ -234,7 +234,7 @@ def backward[
     y: Source[dtype],
     dy: Source[dtype],
     rows: Rows,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Writes the gradient of the logits of every row.
 
@@ -248,10 +248,10 @@ def backward[
         y: Results of the forward op.
         dy: Their gradient.
         rows: How the memory is divided into rows, none of them empty.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime if contiguous:
-        run(GradientRows[dtype, log](dx, y, dy, rows), ctx)
+        run(GradientRows[dtype, log](dx, y, dy, rows), queue)
     else:
         var panels = Panels[accumulator[dtype]()](rows, spans_of(rows.n))
-        run(StridedGradientRows[dtype, log](dx, y, dy, panels), ctx)
+        run(StridedGradientRows[dtype, log](dx, y, dy, panels), queue)

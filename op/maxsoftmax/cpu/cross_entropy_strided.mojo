@@ -2,11 +2,11 @@
 
 from std.math import ceildiv
 from std.utils.numerics import nan
-from max.gpu.host import DeviceContext
 
 from ..exponential import Unit
-from ..loss import Class
+from ..loss import Class, Smoothing, Targets, Upstream
 from ..online import Sum, accumulator
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .memory import fetch, fetch_to_write, load, rounded, store, store_plain
 from .panels import Panels
@@ -23,7 +23,7 @@ def distances[
     pairs: Source[accumulator[dtype]()],
     x: Source[dtype],
     rows: Rows,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Writes the sum of m - x over each row.
 
@@ -35,7 +35,7 @@ def distances[
         pairs: (m, d) of each row.
         x: Logits.
         rows: Rows along an axis that is not the last.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
@@ -67,7 +67,7 @@ def distances[
                 count - column,
             )
 
-    share_tasks(write, panels.count(), rows.count() * rows.n, ctx)
+    share_tasks(write, panels.count(), rows.count() * rows.n, queue)
 
 
 @fieldwise_init
@@ -104,44 +104,43 @@ struct _Gradients[accum: DType, lanes: SIMDLength](TrivialRegisterPassable):
 
 
 def strided_gradients[
-    dtype: DType, index: DType, smoothing: Float64
+    dtype: DType, up: DType, //
 ](
     dx: Target[dtype],
     x: Source[dtype],
     pairs: Source[accumulator[dtype]()],
-    targets: Source[index],
-    scales: Source[accumulator[dtype]()],
-    step: Int,
+    targets: Targets,
+    upstream: Upstream[up, accumulator[dtype]()],
     counted: Scalar[accumulator[dtype]()],
+    smoothing: Smoothing[accumulator[dtype]()],
     rows: Rows,
     ignored: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Writes the gradient of every row's logits.
 
     Parameters:
         dtype: Dtype of the logits.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
+        up: Dtype of the upstream gradient that a caller handed over.
 
     Args:
         dx: Gradients; may be the same memory as `x`.
         x: Logits.
         pairs: (m, d) of each row.
         targets: Class of each row.
-        scales: Gradient of each row's loss.
-        step: From one of them to the next: 1, or 0 if all are the same.
-        counted: What they are divided by.
+        upstream: Gradient of each row's loss.
+        counted: What it is divided by.
+        smoothing: Share of the target that is spread over all classes.
         rows: Rows along an axis that is not the last.
         ignored: The class of rows that do not count.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
     comptime Gradients = _Gradients[accum, lanes]
     var panels = Panels[accum](rows)
-    var even = Scalar[accum](smoothing) / Scalar[accum](rows.n)
-    var aim = Scalar[accum](1 - smoothing)
+    var even = smoothing.share / Scalar[accum](rows.n)
+    var aim = smoothing.rest
 
     @inline(.always)
     def write(panel: Int) {imm}:
@@ -158,7 +157,7 @@ def strided_gradients[
             own.m[lane] = pairs[unsafe_offset=2 * (row + i)]
             own.d[lane] = pairs[unsafe_offset=2 * (row + i) + 1]
             own.counts[lane] = not target.is_ignored
-            own.scale[lane] = scales[unsafe_offset=(row + i) * step] / counted
+            own.scale[lane] = upstream[row + i] / counted
             if target.is_class:
                 own.targets[lane] = x[
                     unsafe_offset=offset + i + Int(target.index) * rows.inner
@@ -192,4 +191,4 @@ def strided_gradients[
                         + Int(target.index) * rows.inner
                     ] = rounded[dtype](values[lane])
 
-    share_tasks(write, panels.count(), rows.count() * rows.n, ctx)
+    share_tasks(write, panels.count(), rows.count() * rows.n, queue)

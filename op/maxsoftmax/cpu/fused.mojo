@@ -3,9 +3,10 @@
 from std.math import ceildiv
 from std.sys import simd_width_of
 from std.utils.numerics import neg_inf
-from max.gpu.host import DeviceContext
+
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
+from ..queue import Queue
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
@@ -32,13 +33,12 @@ def fused[
     causal: Bool,
     epilogue: Bool,
     //,
-    masked: Bool,
     has_sink: Bool,
 ](
     y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Writes the softmax of every row of `x` to `y`.
 
@@ -52,24 +52,23 @@ def fused[
         axis: The axis that sums to 1.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
     Args:
         y: Probabilities.
         x: Logits.
         sink: The additional logits, one a row.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime if axis != rank - 1:
-        fused_columns[masked, has_sink](y, x, sink, ctx)
+        fused_columns[has_sink](y, x, sink, queue)
         return
     comptime accum = accumulator[in_dtype]()
     var rows = x.rows()
     var tasks = rows.count()
     var spans = ceildiv(rows.n, SPAN)
     var elements = tasks * rows.n
-    var workers = workers_for(elements)
+    var workers = workers_for(elements, queue)
 
     @inline(.always)
     def compute(task: Int) {imm}:
@@ -81,10 +80,10 @@ def fused[
             pair.add(
                 Array[SIMD[accum, 1], 1](fill=sink.row(task, 0).load[1](0))
             )
-        _write[masked](y.row(task, 0), row, 0, rows.n, pair)
+        _write(y.row(task, 0), row, 0, rows.n, pair, x.masked)
 
     if spans == 1 or workers == 1 or tasks >= 4 * workers:
-        share_tasks(compute, tasks, elements, ctx)
+        share_tasks(compute, tasks, elements, queue)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between, in the same order as above.
@@ -98,7 +97,7 @@ def fused[
         var row, span = divmod(task, spans)
         slots[unsafe_offset=task] = _span(x.row(row, 0), span * SPAN, rows.n)
 
-    share_tasks(reduce, tasks * spans, elements, ctx)
+    share_tasks(reduce, tasks * spans, elements, queue)
     for row in range(tasks):
         for span in range(1, spans):
             pairs[row * spans].merge(pairs[row * spans + span])
@@ -110,15 +109,16 @@ def fused[
     @inline(.always)
     def write(task: Int) {imm}:
         var row, span = divmod(task, spans)
-        _write[masked](
+        _write(
             y.row(row, 0),
             x.row(row, 0),
             span * SPAN,
             min((span + 1) * SPAN, rows.n),
             slots[unsafe_offset=row * spans],
+            x.masked,
         )
 
-    share_tasks(write, tasks * spans, elements, ctx)
+    share_tasks(write, tasks * spans, elements, queue)
     _ = pairs^
 
 
@@ -150,18 +150,22 @@ def _span(row: Row, start: Int, n: Int) -> MaxSum[row.accum, 1]:
 
 
 @inline(.always)
-def _write[
-    masked: Bool
-](y: ResultRow, row: Row, start: Int, end: Int, pair: MaxSum[row.accum, 1]):
+def _write(
+    y: ResultRow,
+    row: Row,
+    start: Int,
+    end: Int,
+    pair: MaxSum[row.accum, 1],
+    masked: Bool,
+):
     """Writes the probabilities of a row's elements `start` to `end`."""
     comptime width = simd_width_of[row.accum]()
     var i = start
-    comptime if masked:
-        if _is_empty(pair):
-            while i < end:
-                y.store(i, Scalar[y.dtype](0))
-                i += 1
-            return
+    if masked and _is_empty(pair):
+        while i < end:
+            y.store(i, Scalar[y.dtype](0))
+            i += 1
+        return
     var normalizer = pair.normalizer()
     while i + width <= end and i < row.length:
         y.store(i, rounded[y.dtype](normalizer.probability(row.load[width](i))))

@@ -6,12 +6,13 @@ It is `strided` with loads and stores that are functions. A panel does not reach
 
 from std.math import ceildiv
 from std.utils.numerics import neg_inf
-from max.gpu.host import DeviceContext
+
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
+from ..queue import Queue
 from ..rows import Rows
 from .memory import rounded
 from .panels import Panels
@@ -32,13 +33,12 @@ def fused_columns[
     causal: Bool,
     epilogue: Bool,
     //,
-    masked: Bool,
     has_sink: Bool,
 ](
     y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Writes the softmax of every column of `x` to `y`.
 
@@ -52,14 +52,13 @@ def fused_columns[
         axis: The axis that sums to 1, not the last.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
     Args:
         y: Probabilities.
         x: Logits.
         sink: The additional logits, one a row.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     var rows = x.rows()
     var last = x.shape[rank - 1]
@@ -75,7 +74,6 @@ def fused_columns[
             axis,
             causal,
             epilogue,
-            masked,
             has_sink,
         ](
             y,
@@ -86,7 +84,7 @@ def fused_columns[
                 Rows(rows.outer * lines, rows.n, last), spans_of(rows.n)
             ),
         ),
-        ctx,
+        queue,
     )
 
 
@@ -101,7 +99,6 @@ struct _Columns[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
 ](Bundles):
     """Columns in bundles of neighbours along the last axis that are walked side by side. Parameters as of `fused_columns`.
@@ -244,7 +241,7 @@ struct _Columns[
                         _load[Self.lanes](row, i + j, column, count)
                     )
                 )
-                comptime if Self.masked:
+                if self.x.masked:
                     values = empty.select(Self.Vector(0), values)
                 _store(target, i + j, column, count, values)
 

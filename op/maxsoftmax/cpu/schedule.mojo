@@ -1,9 +1,9 @@
 """Spreads the rows of a softmax over the cores."""
 
 from std.math import ceildiv
-from max.gpu.host import DeviceContext
 
 from ..online import MaxSum
+from ..queue import Queue
 from ..rows import Target
 from .shares import Shares, parallel, share_tasks, workers_for
 
@@ -74,7 +74,7 @@ trait Bundles(TrivialRegisterPassable):
         ...
 
 
-def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
+def run[B: Bundles](bundles: B, queue: Queue) raises:
     """Computes every row, on as many cores as there is work for.
 
     Parameters:
@@ -82,7 +82,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
 
     Args:
         bundles: The rows.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime Pair = MaxSum[B.accum, B.lanes]
     var count = bundles.count()
@@ -90,7 +90,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
     var pairs = bundles.pairs()
     var spans = spans_of(n)
     var elements = count * n * pairs * Int(B.lanes)
-    var workers = workers_for(elements)
+    var workers = workers_for(elements, queue)
 
     # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
     # or too few elements to share out otherwise. The pairs merge in the same order as below.
@@ -135,7 +135,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
             _ = parts^
             _ = memory^
 
-        parallel(whole, count, elements, ctx)
+        parallel(whole, count, elements, queue)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between.
@@ -154,7 +154,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
             None,
         )
 
-    share_tasks(reduce, count * spans, elements, ctx)
+    share_tasks(reduce, count * spans, elements, queue)
     for bundle in range(count):
         _merge(
             part.unsafe_offset(bundle * spans * pairs),
@@ -175,7 +175,7 @@ def run[B: Bundles](bundles: B, ctx: DeviceContext) raises:
             None,
         )
 
-    share_tasks(write, count * spans, elements, ctx)
+    share_tasks(write, count * spans, elements, queue)
     _ = parts^
 
 

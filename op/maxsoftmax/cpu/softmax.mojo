@@ -1,9 +1,8 @@
 """Softmax on the CPU, its logarithm and its pairs: chooses how the rows of an axis are walked."""
 
-from max.gpu.host import DeviceContext
-
 from ..finish import Finish
 from ..online import accumulator
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
 from .naive import naive
@@ -14,7 +13,7 @@ from .strided import StridedRows
 
 def softmax[
     algorithm: StaticString, dtype: DType, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Writes the softmax of every row of `x` to `y`.
 
     Parameters:
@@ -26,18 +25,18 @@ def softmax[
         y: Probabilities.
         x: Logits; may be the same memory as `y`.
         rows: How the memory is divided into rows, none of them empty.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime assert algorithm == "auto" or algorithm == "naive"
     comptime if algorithm == "naive":
         naive(y, x, rows)
     else:
-        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
+        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, queue)
 
 
 def auto[
     dtype: DType, finish: Finish, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Writes the softmax of every row of `x`, or what else `finish` says, to `y`.
 
     Parameters:
@@ -49,10 +48,10 @@ def auto[
         y: Probabilities, or what else is written.
         x: Logits; may be the same memory as `y`.
         rows: How the memory is divided into rows; only pairs are written of empty ones.
-        ctx: The CPU to run on.
+        queue: The CPU to run on.
     """
     comptime if contiguous:
-        run(ContiguousRows[dtype, finish](y, x, rows), ctx)
+        run(ContiguousRows[dtype, finish](y, x, rows), queue)
     else:
         var panels = Panels[accumulator[dtype]()](rows, spans_of(rows.n))
-        run(StridedRows[dtype, finish](y, x, panels), ctx)
+        run(StridedRows[dtype, finish](y, x, panels), queue)

@@ -10,10 +10,10 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ..gradient import Gradient
 from ..online import Sum, accumulator
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .overlap import follow, overlapped
 from .tree_reduction import MAX_GRID, plus, tree_reduce
@@ -96,7 +96,7 @@ def backward_columns[
     y: Source[dtype],
     dy: Source[dtype],
     rows: Rows,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches `backward_columns_kernel`, a block for every 32 neighbouring rows.
 
@@ -109,10 +109,10 @@ def backward_columns[
         y: Results of the forward op.
         dy: Their gradient.
         rows: Rows along any axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     var width = min(32, next_power_of_two(rows.inner))
-    ctx.enqueue_function[backward_columns_kernel[dtype, log]](
+    queue.launch[backward_columns_kernel[dtype, log]](
         dx,
         y,
         dy,

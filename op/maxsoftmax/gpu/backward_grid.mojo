@@ -15,10 +15,10 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ..gradient import Gradient
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .overlap import follow, overlapped
 from .part import Part
@@ -139,7 +139,7 @@ def backward_grid[
     dy: Source[dtype],
     rows: Rows,
     multiprocessors: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches the two kernels.
 
@@ -153,16 +153,16 @@ def backward_grid[
         dy: Their gradient.
         rows: Rows along the last axis.
         multiprocessors: How many the GPU has.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
     var held = multiprocessors * (1024 // BLOCK_SIZE)
     var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
     var share = ceildiv(rows.n, Part[dtype, BLOCK_SIZE].width * blocks)
-    var memory = ctx.enqueue_create_buffer[DType.float32](rows.count() * blocks)
-    var sums = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var memory = queue.scratch[DType.float32](rows.count() * blocks)
+    var sums = memory.pointer
     comptime for first in [True, False]:
-        ctx.enqueue_function[backward_grid_kernel[dtype, log, first]](
+        queue.launch[backward_grid_kernel[dtype, log, first]](
             dx,
             y,
             dy,

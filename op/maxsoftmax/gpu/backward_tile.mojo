@@ -13,10 +13,11 @@ from max.gpu import (
     WARP_SIZE,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
+from max.gpu.host import Dim
 
 from ..gradient import Gradient
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import Cluster
 from .overlap import follow, overlapped
@@ -193,7 +194,7 @@ def backward_tile[
     y: Source[dtype],
     dy: Source[dtype],
     rows: Rows,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches `backward_tile_kernel` with a team for each row, within a block.
 
@@ -211,9 +212,9 @@ def backward_tile[
         y: Results of the forward op.
         dy: Their gradient.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[
+    queue.launch[
         backward_tile_kernel[
             dtype, log, block_size, team, vectors, resident, False, False, width
         ]
@@ -239,7 +240,7 @@ def backward_tile_cluster[
     dy: Source[dtype],
     rows: Rows,
     blocks: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches `backward_tile_kernel` with a cluster for each row.
 
@@ -256,7 +257,7 @@ def backward_tile_cluster[
         dy: Their gradient.
         rows: Rows along the last axis.
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime kernel = backward_tile_kernel[
         dtype,
@@ -275,7 +276,7 @@ def backward_tile_cluster[
     var bytes = (
         max(0, share // block_size - vectors) * block_size * 2 * VECTOR_BYTES
     )
-    ctx.enqueue_function[kernel](
+    queue.launch[kernel](
         dx,
         y,
         dy,
@@ -286,9 +287,6 @@ def backward_tile_cluster[
         grid_dim=rows.count() * blocks,
         block_dim=block_size,
         shared_mem_bytes=bytes,
-        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(bytes)
-        ),
         cluster_dim=Dim(blocks, 1, 1),
         attributes=overlapped(),
     )

@@ -9,6 +9,7 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import PORTABLE_BLOCKS, has_clusters
 from .column_grid import column_grid
@@ -25,7 +26,7 @@ comptime COLUMNS_BLOCK_SIZE = 512
 
 def auto[
     dtype: DType, finish: Finish, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Enqueues the softmax of every row of `x` into `y` by the fastest kernel for the shape.
 
     Parameters:
@@ -37,27 +38,27 @@ def auto[
         y: Probabilities, not in the memory of `x`.
         x: Logits.
         rows: How the memory is divided into rows.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     if rows.n == 0:
         # Only pairs are written of rows of nothing.
-        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
+        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
         return
     comptime if dtype == DType.float64:
         # Not worth kernels of its own.
         comptime if contiguous and finish == Finish.PROBABILITIES:
-            online[dtype, 512, 4](y, x, rows, ctx)
+            online[dtype, 512, 4](y, x, rows, queue)
         else:
-            columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
+            columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
     elif not contiguous:
-        _strided[dtype, finish](y, x, rows, ctx)
+        _strided[dtype, finish](y, x, rows, queue)
     else:
-        _contiguous[dtype, finish](y, x, rows, ctx)
+        _contiguous[dtype, finish](y, x, rows, queue)
 
 
 def _contiguous[
     dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
     # Vectors in slots of one multiprocessor; what a few blocks have of static memory, and the driver keeps, is left.
@@ -73,59 +74,59 @@ def _contiguous[
         and Int(y) % VECTOR_BYTES == 0
     )
     if rows.n <= 4:
-        tile[dtype, finish, 128, 1, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 1, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 8:
         # 0.84 / 0.68 (7 columns)
-        tile[dtype, finish, 128, 2, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 2, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 16:
         # 0.87 / 0.66 (13 columns)
-        tile[dtype, finish, 128, 4, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 4, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 32:
         # 0.95 / 0.74 (30 columns)
-        tile[dtype, finish, 128, 8, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 8, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 64 and not wide and not aligned:
-        tile[dtype, finish, 128, 16, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 16, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 128 and not wide and not aligned:
-        tile[dtype, finish, 128, 32, 4, 8, width=1](y, x, rows, ctx)
+        tile[dtype, finish, 128, 32, 4, 8, width=1](y, x, rows, queue)
     elif vectors <= 8 and aligned and not wide:
-        tile[dtype, finish, 128, 4, 2, 8](y, x, rows, ctx)  # - / 1.00
+        tile[dtype, finish, 128, 4, 2, 8](y, x, rows, queue)  # - / 1.00
     elif vectors <= 16 and not aligned and not wide:
-        tile[dtype, finish, 128, 8, 2, 12](y, x, rows, ctx)
+        tile[dtype, finish, 128, 8, 2, 12](y, x, rows, queue)
     elif vectors <= 16:
-        tile[dtype, finish, 128, 8, 2, 8](y, x, rows, ctx)  # 0.99 / 0.99
+        tile[dtype, finish, 128, 8, 2, 8](y, x, rows, queue)  # 0.99 / 0.99
     elif vectors <= 32:
-        tile[dtype, finish, 128, 16, 2, 8](y, x, rows, ctx)  # 0.98 / 0.99
+        tile[dtype, finish, 128, 16, 2, 8](y, x, rows, queue)  # 0.98 / 0.99
     elif vectors <= 64:
         comptime if wide:
-            tile[dtype, finish, 128, 16, 4, 8](y, x, rows, ctx)  # 0.98
+            tile[dtype, finish, 128, 16, 4, 8](y, x, rows, queue)  # 0.98
         else:
-            tile[dtype, finish, 128, 32, 2, 8](y, x, rows, ctx)  # 0.99
+            tile[dtype, finish, 128, 32, 2, 8](y, x, rows, queue)  # 0.99
     elif vectors <= 128:
-        tile[dtype, finish, 64, 32, 4, 16](y, x, rows, ctx)  # 0.99 / 0.99
+        tile[dtype, finish, 64, 32, 4, 16](y, x, rows, queue)  # 0.99 / 0.99
     elif vectors <= 256:
-        tile[dtype, finish, 64, 64, 4, 24](y, x, rows, ctx)  # 1.00 / 1.00
+        tile[dtype, finish, 64, 64, 4, 24](y, x, rows, queue)  # 1.00 / 1.00
     elif vectors <= 384:
-        tile[dtype, finish, 64, 64, 6, 16](y, x, rows, ctx)  # - / 0.98
+        tile[dtype, finish, 64, 64, 6, 16](y, x, rows, queue)  # - / 0.98
     elif vectors <= 512:
-        tile[dtype, finish, 128, 128, 4, 12](y, x, rows, ctx)  # 0.96 / 0.99
+        tile[dtype, finish, 128, 128, 4, 12](y, x, rows, queue)  # 0.96 / 0.99
     elif vectors <= 768:
-        tile[dtype, finish, 128, 128, 6, 8](y, x, rows, ctx)  # 0.98 / 0.98
+        tile[dtype, finish, 128, 128, 6, 8](y, x, rows, queue)  # 0.98 / 0.98
     elif vectors <= 1024:
         comptime if wide:
-            tile[dtype, finish, 256, 256, 4, 6](y, x, rows, ctx)  # 0.97
+            tile[dtype, finish, 256, 256, 4, 6](y, x, rows, queue)  # 0.97
         else:
-            tile[dtype, finish, 128, 128, 8, 8](y, x, rows, ctx)  # 0.99
+            tile[dtype, finish, 128, 128, 8, 8](y, x, rows, queue)  # 0.99
     elif vectors <= 1536:
-        tile[dtype, finish, 256, 256, 6, 4](y, x, rows, ctx)  # 0.98 / 0.98
+        tile[dtype, finish, 256, 256, 6, 4](y, x, rows, queue)  # 0.98 / 0.98
     elif vectors <= 2048:
-        tile[dtype, finish, 256, 256, 8, 4](y, x, rows, ctx)  # 0.97 / 0.98
+        tile[dtype, finish, 256, 256, 8, 4](y, x, rows, queue)  # 0.97 / 0.98
     elif finish == Finish.PAIR:
-        grid[dtype, finish](y, x, rows, gpu.sm_count, ctx)
+        grid[dtype, finish](y, x, rows, gpu.sm_count, queue)
     else:
         comptime if has_clusters():
-            _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, ctx)
+            _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
         else:
-            _unclustered[dtype, finish, slots](y, x, rows, gpu.sm_count, ctx)
+            _unclustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
 
 
 def _clustered[
@@ -135,7 +136,7 @@ def _clustered[
     x: Source[dtype],
     rows: Rows,
     multiprocessors: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Long rows, on GPUs that have clusters."""
     comptime room = _room(5, 4, slots)
@@ -146,17 +147,17 @@ def _clustered[
         comptime best = 2740 if size_of[dtype]() > 2 else 2100
         var blocks = min(ceildiv(vectors, min(best, room)), PORTABLE_BLOCKS)
         if vectors <= min(3300, room):
-            tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, ctx)  # 0.97
+            tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, queue)  # 0.97
         else:
             # 0.93 / 0.97 (151936 columns)
-            tile_cluster[dtype, finish, 256, 5, 4](y, x, rows, blocks, ctx)
+            tile_cluster[dtype, finish, 256, 5, 4](y, x, rows, blocks, queue)
     elif vectors <= PORTABLE_BLOCKS * _room(16, 2, slots):
         # 0.88 / 0.91 (262144 and 400001 columns)
         tile_cluster[dtype, finish, 256, 16, 2](
-            y, x, rows, PORTABLE_BLOCKS, ctx
+            y, x, rows, PORTABLE_BLOCKS, queue
         )
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, ctx)
+        grid[dtype, finish](y, x, rows, multiprocessors, queue)
 
 
 def _unclustered[
@@ -166,16 +167,16 @@ def _unclustered[
     x: Source[dtype],
     rows: Rows,
     multiprocessors: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Long rows, on other GPUs: nobody has measured these choices."""
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= _room(5, 4, slots):
-        tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, ctx)
+        tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, queue)
     elif vectors <= _room(16, 2, slots):
-        tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, ctx)
+        tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, ctx)
+        grid[dtype, finish](y, x, rows, multiprocessors, queue)
 
 
 def _room(registers: Int, resident: Int, slots: Int) -> Int:
@@ -187,26 +188,26 @@ def _room(registers: Int, resident: Int, slots: Int) -> Int:
 
 def _strided[
     dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Rows along an axis that is not the last."""
     comptime width = VECTOR_BYTES // size_of[dtype]()
     comptime most = (1 << 31) - 1
     if rows.n > most // 2 or rows.count() > most:
         # The others count in 32 bits.
-        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, ctx)
+        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
     elif (
         rows.inner % width == 0
         and Int(x) % VECTOR_BYTES == 0
         and Int(y) % VECTOR_BYTES == 0
     ):
-        _column_vectors[dtype, finish](y, x, rows, ctx)
+        _column_vectors[dtype, finish](y, x, rows, queue)
     else:
-        _column_elements[dtype, finish](y, x, rows, ctx)
+        _column_elements[dtype, finish](y, x, rows, queue)
 
 
 def _column_vectors[
     dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Columns that can be taken by the vector. The figures are of float32."""
     comptime gpu = DeviceContext.default_device_info
     comptime shared = gpu.shared_memory_per_multiprocessor
@@ -214,61 +215,65 @@ def _column_vectors[
     comptime wide = column_room[dtype](8, 16, 2, has_clusters(), shared)
     comptime tall = column_room[dtype](4, 16, 2, has_clusters(), shared)
     if rows.n <= 4:
-        column_tile[dtype, finish, 256, 4, 4](y, x, rows, ctx)
+        column_tile[dtype, finish, 256, 4, 4](y, x, rows, queue)
     elif rows.n <= 16:
-        column_tile[dtype, finish, 64, 4, 4](y, x, rows, ctx)
+        column_tile[dtype, finish, 64, 4, 4](y, x, rows, queue)
     elif rows.n <= 64:
-        column_tile[dtype, finish, 16, 4, 4](y, x, rows, ctx)
+        column_tile[dtype, finish, 16, 4, 4](y, x, rows, queue)
     elif rows.n <= 128:
-        column_tile[dtype, finish, 8, 4, 4](y, x, rows, ctx)  # 0.94
+        column_tile[dtype, finish, 8, 4, 4](y, x, rows, queue)  # 0.94
     else:
         comptime if has_clusters():
             if rows.n <= room:
-                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, ctx)
+                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
             elif rows.n <= PORTABLE_BLOCKS * room:
                 var blocks = ceildiv(rows.n, room)
                 # 0.93 / 0.82 (1000 and 4000 positions)
                 column_tile_cluster[dtype, finish, 8, 3, 4](
-                    y, x, rows, blocks, ctx
+                    y, x, rows, blocks, queue
                 )
             elif rows.n <= PORTABLE_BLOCKS * wide:
                 column_tile_cluster[dtype, finish, 8, 16, 2](
-                    y, x, rows, PORTABLE_BLOCKS, ctx
+                    y, x, rows, PORTABLE_BLOCKS, queue
                 )
             elif rows.n <= PORTABLE_BLOCKS * tall:
                 column_tile_cluster[dtype, finish, 4, 16, 2](
-                    y, x, rows, PORTABLE_BLOCKS, ctx
+                    y, x, rows, PORTABLE_BLOCKS, queue
                 )
             else:
                 # 0.53 (50257 positions)
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, ctx)
+                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
         else:
             if rows.n <= room:
-                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, ctx)
+                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
             elif rows.n <= wide:
-                column_tile[dtype, finish, 8, 16, 2, True](y, x, rows, ctx)
+                column_tile[dtype, finish, 8, 16, 2, True](y, x, rows, queue)
             else:
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, ctx)
+                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
 
 
 def _column_elements[
     dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Columns that have to be taken one by one."""
     comptime gpu = DeviceContext.default_device_info
     if rows.n <= 8:
-        column_tile[dtype, finish, 256, 8, 6, width=1](y, x, rows, ctx)  # 0.98
+        column_tile[dtype, finish, 256, 8, 6, width=1](
+            y, x, rows, queue
+        )  # 0.98
     elif rows.n <= 64:
-        column_tile[dtype, finish, 64, 16, 4, width=1](y, x, rows, ctx)  # 0.63
+        column_tile[dtype, finish, 64, 16, 4, width=1](
+            y, x, rows, queue
+        )  # 0.63
     elif rows.n <= 128:
-        column_tile[dtype, finish, 32, 16, 4, width=1](y, x, rows, ctx)
+        column_tile[dtype, finish, 32, 16, 4, width=1](y, x, rows, queue)
     elif has_clusters() and rows.n <= 128 * PORTABLE_BLOCKS:
         comptime if has_clusters():
             column_tile_cluster[dtype, finish, 32, 16, 4, False, 1](
-                y, x, rows, ceildiv(rows.n, 128), ctx
+                y, x, rows, ceildiv(rows.n, 128), queue
             )
     elif rows.inner < 16:
         # Neighbours are few; those of other positions are not far.
-        column_grid[dtype, finish, 8, 1](y, x, rows, gpu.sm_count, ctx)
+        column_grid[dtype, finish, 8, 1](y, x, rows, gpu.sm_count, queue)
     else:
-        column_grid[dtype, finish, 32, 1](y, x, rows, gpu.sm_count, ctx)
+        column_grid[dtype, finish, 32, 1](y, x, rows, gpu.sm_count, queue)

@@ -16,11 +16,11 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ..exponential import Scale, logarithm
 from ..finish import Finish
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import Pair
 from .column_part import (
@@ -344,7 +344,7 @@ def column_grid[
     x: Source[dtype],
     rows: Rows,
     multiprocessors: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches the two kernels.
 
@@ -359,18 +359,16 @@ def column_grid[
         x: Logits.
         rows: Rows along any axis; if `width` is not 1, all vectors are aligned, and `rows.inner` is a multiple of it.
         multiprocessors: How many the GPU has.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     var across = rows.inner // width
     var total = rows.outer * across
     var tiles = ceildiv(total, lanes)
     var share = span_length[lanes](rows.n, tiles, multiprocessors)
     var spans = ceildiv(rows.n, share)
-    var memory = ctx.enqueue_create_buffer[DType.float32](
-        2 * spans * total * width
-    )
-    var pairs = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    ctx.enqueue_function[column_pairs_kernel[dtype, lanes, width]](
+    var memory = queue.scratch[DType.float32](2 * spans * total * width)
+    var pairs = memory.pointer
+    queue.launch[column_pairs_kernel[dtype, lanes, width]](
         pairs,
         x,
         Int64(total),
@@ -382,7 +380,7 @@ def column_grid[
         block_dim=COLUMN_THREADS,
         attributes=overlapped(),
     )
-    ctx.enqueue_function[column_quotients_kernel[dtype, finish, lanes, width]](
+    queue.launch[column_quotients_kernel[dtype, finish, lanes, width]](
         y,
         x,
         pairs,

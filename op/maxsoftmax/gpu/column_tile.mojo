@@ -9,12 +9,13 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
+from max.gpu.host import Dim
 from max.gpu.sync import barrier
 
 from ..exponential import Scale, logarithm
 from ..finish import Finish
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, PORTABLE_BLOCKS, Pair
 from .column_part import (
@@ -200,7 +201,7 @@ def column_tile[
     resident: Int,
     slotted: Bool = False,
     width: Int = VECTOR_BYTES // size_of[dtype](),
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `column_tile_kernel` with a block for every `lanes` vectors of columns.
 
     Parameters:
@@ -216,7 +217,7 @@ def column_tile[
         y: Probabilities.
         x: Logits.
         rows: Rows along any axis; if `width` is not 1, all vectors are aligned, and `rows.inner` is a multiple of it.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime kernel = column_tile_kernel[
         dtype, finish, lanes, vectors, resident, slotted, False, width
@@ -226,7 +227,7 @@ def column_tile[
     var bytes = 0
     comptime if slotted:
         bytes = _slot_bytes[lanes](rows.n, vectors)
-    ctx.enqueue_function[kernel](
+    queue.launch[kernel](
         y,
         x,
         Int64(total),
@@ -236,9 +237,6 @@ def column_tile[
         grid_dim=ceildiv(total, lanes),
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
-        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(bytes)
-        ),
         attributes=overlapped(),
     )
 
@@ -256,7 +254,7 @@ def column_tile_cluster[
     x: Source[dtype],
     rows: Rows,
     blocks: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches `column_tile_kernel` with a cluster for every `lanes` vectors of columns.
 
@@ -274,7 +272,7 @@ def column_tile_cluster[
         x: Logits.
         rows: Rows as for `column_tile`.
         blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime kernel = column_tile_kernel[
         dtype, finish, lanes, vectors, resident, slotted, True, width
@@ -285,7 +283,7 @@ def column_tile_cluster[
     var bytes = 0
     comptime if slotted:
         bytes = _slot_bytes[lanes](share, vectors)
-    ctx.enqueue_function[kernel](
+    queue.launch[kernel](
         y,
         x,
         Int64(total),
@@ -295,9 +293,6 @@ def column_tile_cluster[
         grid_dim=ceildiv(total, lanes) * blocks,
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
-        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(bytes)
-        ),
         cluster_dim=Dim(blocks, 1, 1),
         attributes=overlapped(),
     )

@@ -16,11 +16,11 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ..exponential import Unit
 from ..finish import Finish
 from ..online import MaxSum, Sum, accumulator
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .overlap import follow, overlapped
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
@@ -119,7 +119,7 @@ def columns_kernel[
 
 def columns[
     dtype: DType, finish: Finish, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `columns_kernel`, a block for every 32 neighbouring rows.
 
     Parameters:
@@ -131,10 +131,10 @@ def columns[
         y: Probabilities, or what else is written.
         x: Logits.
         rows: Rows along any axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     var width = min(32, block_size, next_power_of_two(rows.inner))
-    ctx.enqueue_function[columns_kernel[dtype, finish, block_size]](
+    queue.launch[columns_kernel[dtype, finish, block_size]](
         y,
         x,
         Int64(rows.outer),

@@ -2,8 +2,8 @@
 
 from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
-from max.gpu.host import DeviceContext
 
+from ..queue import Queue
 from ..rows import Source, Target
 
 comptime BLOCK_SIZE = 256
@@ -12,7 +12,7 @@ comptime BLOCK_SIZE = 256
 
 def copy[
     dtype: DType
-](y: Target[dtype], x: Source[dtype], size: Int, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], size: Int, queue: Queue) raises:
     """Enqueues a copy.
 
     Parameters:
@@ -22,9 +22,9 @@ def copy[
         y: Where to.
         x: Where from.
         size: Elements.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[copy_kernel[dtype]](
+    queue.launch[copy_kernel[dtype]](
         y,
         x,
         Int64(size),

@@ -10,11 +10,20 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim
+from max.gpu.host import Dim
 
 from ..exponential import Scale
-from ..loss import Class, Loss
+from ..loss import (
+    Class,
+    Loss,
+    LossOptions,
+    Reduction,
+    Smoothing,
+    Targets,
+    Upstream,
+)
 from ..online import accumulator
+from ..queue import Queue, Scratch
 from ..rows import Rows, Source, Target
 from .overlap import follow, overlapped
 from .part import Part
@@ -36,36 +45,35 @@ comptime ROUNDS = 8
     `nvvm.minctasm`=SIMDLength(3),
 )
 def gradients_kernel[
-    dtype: DType, index: DType, smoothing: Float64, team: Int
+    dtype: DType, team: Int, up: DType
 ](
     dx: Target[dtype],
     x: Source[dtype],
     pairs: Source[DType.float32],
-    targets: Source[index],
-    scales: Source[DType.float32],
-    step: Int64,
+    targets: Targets,
+    upstream: Upstream[up, DType.float32],
     rows: Int64,
     n: Int64,
     ignored: Int64,
+    smoothing: Smoothing[DType.float32],
 ):
     """Writes the gradient of the logits of contiguous rows, a team of threads for each part of a row.
 
     Parameters:
         dtype: Dtype of the logits, of 4 bytes or 2.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
         team: Threads that share a part, of up to `ROUNDS` times `ELEMENTS` each.
+        up: Dtype of the upstream gradient that a caller handed over.
 
     Args:
         dx: Gradients; may be the same memory as `x`.
         x: Logits.
         pairs: (m, d) of each row.
         targets: Class of each row.
-        scales: Gradient of each row's loss.
-        step: From one of them to the next: 1, or 0 if all are the same.
+        upstream: Gradient of each row's loss.
         rows: How many.
         n: Classes.
         ignored: The class of rows that do not count.
+        smoothing: Share of the target that is spread over all classes.
     """
     comptime P = Part[dtype, team]
     comptime vectors = ELEMENTS // P.width
@@ -89,18 +97,16 @@ def gradients_kernel[
             team * vectors * ROUNDS,
         )
         var edges = part.load_edges(x, 0)
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](), n, ignored
-        )
-        var scale = scales[unsafe_offset=row * Int(step)]
+        var target = Class(targets[row], n, ignored)
+        var scale = upstream[row]
         if target.is_ignored:
             scale = 0
         elif not target.is_class:
             scale = nan[DType.float32]()
         var unit = Scale[exact](pairs[unsafe_offset=2 * row])
         var factor = 1 / (pairs[unsafe_offset=2 * row + 1] * unit.exp(unit.m))
-        var even = Float32(smoothing) / Float32(n)
-        var aim = Float32(1 - smoothing)
+        var even = smoothing.share / Float32(n)
+        var aim = smoothing.rest
 
         @inline(.always)
         def gradient[
@@ -167,38 +173,37 @@ def gradients_kernel[
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def column_gradients_kernel[
-    dtype: DType, index: DType, smoothing: Float64
+    dtype: DType, up: DType
 ](
     dx: Target[dtype],
     x: Source[dtype],
     pairs: Source[accumulator[dtype]()],
-    targets: Source[index],
-    scales: Source[accumulator[dtype]()],
-    step: Int64,
+    targets: Targets,
+    upstream: Upstream[up, accumulator[dtype]()],
     outer: Int64,
     n: Int64,
     inner: Int64,
     ignored: Int64,
+    smoothing: Smoothing[accumulator[dtype]()],
 ):
     """Writes the gradient of the logits of rows along any axis, of any dtype: a thread a part of a row, so that those of
     neighbouring rows read neighbours.
 
     Parameters:
         dtype: Dtype of the logits.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
+        up: Dtype of the upstream gradient that a caller handed over.
 
     Args:
         dx: Gradients; may be the same memory as `x`.
         x: Logits.
         pairs: (m, d) of each row.
         targets: Class of each row.
-        scales: Gradient of each row's loss.
-        step: From one of them to the next: 1, or 0 if all are the same.
+        upstream: Gradient of each row's loss.
         outer: First dimension.
         n: Classes.
         inner: Last dimension.
         ignored: The class of rows that do not count.
+        smoothing: Share of the target that is spread over all classes.
     """
     comptime accum = accumulator[dtype]()
     var rows = Rows(Int(outer), Int(n), Int(inner))
@@ -208,13 +213,11 @@ def column_gradients_kernel[
         rows.count(),
         Int(grid_dim.x) * BLOCK_SIZE,
     ):
-        var target = Class(
-            targets[unsafe_offset=row].cast[DType.int64](), n, ignored
-        )
+        var target = Class(targets[row], n, ignored)
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
-        var scale = scales[unsafe_offset=row * Int(step)]
+        var scale = upstream[row]
         var start = rows.start(row)
         for first in range(
             Int(block_idx.y) * ELEMENTS, rows.n, Int(grid_dim.y) * ELEMENTS
@@ -229,90 +232,86 @@ def column_gradients_kernel[
                 if first + i < rows.n:
                     dx[
                         unsafe_offset=start + (first + i) * rows.inner
-                    ] = loss.gradient[smoothing](
+                    ] = loss.gradient(
                         target,
                         scale,
                         logits[i].cast[accum](),
                         Int64(first + i) == target.index,
                         n,
+                        smoothing,
                     ).cast[
                         dtype
                     ]()
 
 
 def gradients[
-    dtype: DType,
-    index: DType,
-    smoothing: Float64,
-    reduction: StaticString,
-    contiguous: Bool,
+    dtype: DType, up: DType, contiguous: Bool
 ](
     dx: Target[dtype],
     x: Source[dtype],
     pairs: Source[accumulator[dtype]()],
-    targets: Source[index],
-    dloss: Source[accumulator[dtype]()],
+    targets: Targets,
+    dloss: Optional[Source[up]],
     rows: Rows,
-    ignored: Int,
-    ctx: DeviceContext,
+    options: LossOptions,
+    queue: Queue,
 ) raises:
     """Enqueues the gradient of every row's logits.
 
     Parameters:
         dtype: Dtype of the logits.
-        index: Dtype of the targets.
-        smoothing: Share of the target that is spread over all classes.
-        reduction: "none", "sum" or "mean": what became of the losses.
+        up: Dtype of the gradients of losses.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
-        dx: Gradients; may be the same memory as `x`. NaN where the target is no class, 0 where it is `ignored`.
+        dx: Gradients; may be the same memory as `x`. NaN where the target is no class, 0 where it is ignored.
         x: Logits.
-        pairs: (m, d) of each row.
+        pairs: (m, d) of each row, and how many rows count, if the options say so.
         targets: Class of each row.
-        dloss: Gradient of each row's loss, or of what became of all.
+        dloss: Gradient of each row's loss, or of what became of all; nowhere if it is 1.
         rows: Rows along any axis.
-        ignored: The class of rows that do not count.
-        ctx: The GPU and its stream.
+        options: What the caller chose.
+        queue: Where kernels are launched.
     """
     comptime accum = accumulator[dtype]()
-    comptime step = 1 if reduction == "none" else 0
-    var scales = dloss
-    var memory = ctx.enqueue_create_buffer[accum](
-        2 if reduction == "mean" else 0
-    )
-    comptime if reduction == "mean":
-        var share = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE), ctx)
-        ctx.enqueue_function[counts_kernel[accum, index]](
+    var each = options.reduction == Reduction.NONE
+    var upstream = Upstream[up, accum](dloss, Int(each), pairs)
+    var memory: Optional[Scratch[accum]] = None
+    var counts: Optional[Parts[accum]] = None
+    if options.reduction == Reduction.MEAN and options.is_counted:
+        upstream = upstream.divided(pairs.unsafe_offset(2 * rows.count()))
+    elif options.reduction == Reduction.MEAN:
+        var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE), queue)
+        var share = queue.scratch[accum](1)
+        queue.launch[counts_kernel[accum]](
             parts.pointer(),
             targets,
             Int64(rows.count()),
-            Int64(ignored),
+            Int64(options.ignored),
             grid_dim=parts.blocks,
             block_dim=BLOCK_SIZE,
             attributes=overlapped(),
         )
-        parts.add[False](share, dloss, ctx)
-        scales = share.unsafe_offset(1)
+        parts.divide(share.pointer, upstream, queue)
+        upstream = Upstream[up, accum](computed=share.pointer)
+        memory = share^
+        counts = parts^
 
     comptime if contiguous and dtype != DType.float64:
 
         @inline(.always)
         def launch[team: Int]() raises {imm}:
             var parts = max(1, ceildiv(rows.n, team * ELEMENTS * ROUNDS))
-            ctx.enqueue_function[
-                gradients_kernel[dtype, index, smoothing, team]
-            ](
+            queue.launch[gradients_kernel[dtype, team, up]](
                 dx,
                 x,
                 rebind[Source[DType.float32]](pairs),
                 targets,
-                rebind[Source[DType.float32]](scales),
-                Int64(step),
+                rebind[Upstream[up, DType.float32]](upstream),
                 Int64(rows.count()),
                 Int64(rows.n),
-                Int64(ignored),
+                Int64(options.ignored),
+                Smoothing[DType.float32](options.smoothing),
                 grid_dim=Dim(
                     min(ceildiv(rows.count(), BLOCK_SIZE // team), MAX_GRID),
                     parts,
@@ -332,17 +331,17 @@ def gradients[
         else:
             launch[BLOCK_SIZE]()
     else:
-        ctx.enqueue_function[column_gradients_kernel[dtype, index, smoothing]](
+        queue.launch[column_gradients_kernel[dtype, up]](
             dx,
             x,
             pairs,
             targets,
-            scales,
-            Int64(step),
+            upstream,
             Int64(rows.outer),
             Int64(rows.n),
             Int64(rows.inner),
-            Int64(ignored),
+            Int64(options.ignored),
+            Smoothing[accum](options.smoothing),
             grid_dim=Dim(
                 min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID),
                 min(ceildiv(rows.n, ELEMENTS), MAX_GRID_Y),
@@ -353,3 +352,4 @@ def gradients[
         )
     # Not before: what is freed may be somebody else's by the time it is read.
     _ = memory^
+    _ = counts^

@@ -6,9 +6,10 @@ computed again for the probabilities.
 
 from std.math import ceildiv
 from std.sys import size_of
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
+from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
+from ..queue import Queue
 from ..logits import Logits
 from ..results import Results
 from .cluster import PORTABLE_BLOCKS, has_clusters
@@ -37,13 +38,12 @@ def fused[
     causal: Bool,
     epilogue: Bool,
     //,
-    masked: Bool,
     has_sink: Bool,
 ](
     y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Enqueues the softmax of every row of `x` into `y`.
 
@@ -57,14 +57,13 @@ def fused[
         axis: The axis that sums to 1.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
     Args:
         y: Probabilities, in no memory that is read for `x`.
         x: Logits.
         sink: The additional logits, one a row.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime width = VECTOR_BYTES // size_of[out_dtype]()
     comptime Tile[
@@ -84,7 +83,6 @@ def fused[
         axis,
         causal,
         epilogue,
-        masked,
         has_sink,
         block_size,
         team,
@@ -102,9 +100,7 @@ def fused[
         vectors: Int,
         width: Int,
     ]() raises {imm}:
-        ctx.enqueue_function[
-            Tile[block_size, team, vectors, False, False, width]
-        ](
+        queue.launch[Tile[block_size, team, vectors, False, False, width]](
             y,
             x,
             sink,
@@ -137,7 +133,7 @@ def fused[
         comptime line = 8 * width
         var share = ceildiv(rows.n, blocks * line) * line
         var bytes = max(0, ceildiv(share, step) - vectors) * slot
-        ctx.enqueue_function[
+        queue.launch[
             Tile[
                 CLUSTER_BLOCK_SIZE,
                 CLUSTER_BLOCK_SIZE,
@@ -156,9 +152,6 @@ def fused[
             grid_dim=rows.count() * blocks,
             block_dim=CLUSTER_BLOCK_SIZE,
             shared_mem_bytes=bytes,
-            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                UInt32(bytes)
-            ),
             cluster_dim=Dim(blocks, 1, 1),
             attributes=overlapped(),
         )
@@ -166,7 +159,7 @@ def fused[
 
     @inline(.always)
     def long[width: Int]() raises {imm}:
-        ctx.enqueue_function[
+        queue.launch[
             rows_kernel[
                 Fusion,
                 Sink,
@@ -177,7 +170,6 @@ def fused[
                 axis,
                 causal,
                 epilogue,
-                masked,
                 has_sink,
                 BLOCK_SIZE,
                 8,
@@ -252,7 +244,7 @@ def fused[
             long[1]()
 
     comptime if axis != rank - 1:
-        fused_columns[masked, has_sink](y, x, sink, ctx)
+        fused_columns[has_sink](y, x, sink, queue)
     elif in_dtype == DType.float64:
         # Not worth kernels of its own.
         long[1]()

@@ -105,7 +105,6 @@ def fused_column_quotients_kernel[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
     exact: Bool,
     lanes: Int,
@@ -134,7 +133,6 @@ def fused_column_quotients_kernel[
         axis: The axis.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         exact: Of the scale of the sums.
         lanes: Vectors of columns that a block takes, a power of two.
@@ -180,7 +178,7 @@ def fused_column_quotients_kernel[
         pair = pair.joined[exact](logits)
     var scale = Scale[exact, width](pair.m)
     var factor = pair.reciprocal()
-    comptime if masked:
+    if x.masked:
         # All exponentials are as good as 0, and nothing is left of them.
         factor = pair.m.eq(none).select(Vector(0), factor)
     var target = y.row(Int(outer), inner)

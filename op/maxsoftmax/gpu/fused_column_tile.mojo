@@ -50,7 +50,6 @@ def fused_column_tile_kernel[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
     lanes: Int,
     vectors: Int,
@@ -78,7 +77,6 @@ def fused_column_tile_kernel[
         axis: The axis.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         lanes: Vectors of columns that a block takes, a power of two; up to 32 if clustered.
         vectors: Vectors that a thread keeps in registers.
@@ -192,7 +190,7 @@ def fused_column_tile_kernel[
         # In a part of nothing but -inf, all is 0.
         rest = m.eq(none).select(Vector(0), rest)
     var factor = pair.reciprocal[exact and (clustered or has_sink)]()
-    comptime if masked:
+    if x.masked:
         # All exponentials are as good as 0, and nothing is left of them.
         factor = pair.m.eq(none).select(Vector(0), factor)
     var target = y.row(Int(outer), inner)

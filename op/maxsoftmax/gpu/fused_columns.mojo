@@ -5,9 +5,10 @@ the last.
 from std.bit import next_power_of_two
 from std.math import ceildiv
 from std.sys import size_of
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
+from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
+from ..queue import Queue
 from ..logits import Logits
 from ..results import Results
 from .cluster import PORTABLE_BLOCKS, has_clusters
@@ -42,13 +43,12 @@ def fused_columns[
     causal: Bool,
     epilogue: Bool,
     //,
-    masked: Bool,
     has_sink: Bool,
 ](
     y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Enqueues the softmax of every column of `x` into `y`.
 
@@ -62,14 +62,13 @@ def fused_columns[
         axis: The axis that sums to 1, not the last.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
 
     Args:
         y: Probabilities, in no memory that is read for `x`.
         x: Logits.
         sink: The additional logits, one a row.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime gpu = DeviceContext.default_device_info
     comptime most = (1 << 31) - 1
@@ -102,7 +101,6 @@ def fused_columns[
             axis,
             causal,
             epilogue,
-            masked,
             has_sink,
             lanes,
             vectors,
@@ -113,7 +111,7 @@ def fused_columns[
         var together: Optional[Dim] = None
         comptime if clustered:
             together = Dim(blocks, 1, 1)
-        ctx.enqueue_function[kernel](
+        queue.launch[kernel](
             y,
             x,
             sink,
@@ -124,9 +122,6 @@ def fused_columns[
             grid_dim=ceildiv(total, lanes) * blocks,
             block_dim=COLUMN_THREADS,
             shared_mem_bytes=bytes,
-            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                UInt32(bytes)
-            ),
             cluster_dim=together,
             attributes=overlapped(),
         )
@@ -139,11 +134,9 @@ def fused_columns[
         var tiles = ceildiv(total, lanes)
         var share = span_length[lanes](rows.n, tiles, gpu.sm_count)
         var spans = ceildiv(rows.n, share)
-        var memory = ctx.enqueue_create_buffer[DType.float32](
-            2 * spans * total * width
-        )
-        var pairs = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        ctx.enqueue_function[
+        var memory = queue.scratch[DType.float32](2 * spans * total * width)
+        var pairs = memory.pointer
+        queue.launch[
             fused_column_pairs_kernel[
                 Fusion, in_dtype, rank, axis, causal, exact, lanes, width
             ]
@@ -159,7 +152,7 @@ def fused_columns[
             block_dim=COLUMN_THREADS,
             attributes=overlapped(),
         )
-        ctx.enqueue_function[
+        queue.launch[
             fused_column_quotients_kernel[
                 Fusion,
                 Sink,
@@ -170,7 +163,6 @@ def fused_columns[
                 axis,
                 causal,
                 epilogue,
-                masked,
                 has_sink,
                 exact,
                 lanes,
@@ -247,7 +239,7 @@ def fused_columns[
                 in_elements()
             return
     var columns = min(32, next_power_of_two(rows.inner))
-    ctx.enqueue_function[
+    queue.launch[
         columns_kernel[
             Fusion,
             Sink,
@@ -258,7 +250,6 @@ def fused_columns[
             axis,
             causal,
             epilogue,
-            masked,
             has_sink,
             BLOCK_SIZE,
         ]

@@ -66,7 +66,6 @@ def fused_tile_kernel[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
     block_size: Int,
     team: Int,
@@ -94,7 +93,6 @@ def fused_tile_kernel[
         axis: The last axis.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
@@ -219,7 +217,7 @@ def fused_tile_kernel[
         if m == neg_inf[DType.float32]():
             rest = 0
     var factor = pair.reciprocal[exact and (clustered or has_sink)]()
-    comptime if masked:
+    if x.masked:
         if pair.m == neg_inf[DType.float32]():
             # All exponentials are as good as 0, and nothing is left of them.
             factor = 0

@@ -35,7 +35,6 @@ def rows_kernel[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
     block_size: Int,
     vectors: Int,
@@ -59,7 +58,6 @@ def rows_kernel[
         axis: The last axis.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block, at least a warp.
         vectors: Vectors that a thread keeps in registers.
@@ -101,7 +99,7 @@ def rows_kernel[
         @inline(.always)
         def store(i: Int, logits: Vector) {imm}:
             var values = normalizer.probability(logits)
-            comptime if masked:
+            if x.masked:
                 if empty:
                     values = 0
             target.store[width](i, values.cast[out_dtype]())
@@ -130,7 +128,6 @@ def columns_kernel[
     axis: Int,
     causal: Bool,
     epilogue: Bool,
-    masked: Bool,
     has_sink: Bool,
     block_size: Int,
 ](
@@ -154,7 +151,6 @@ def columns_kernel[
         axis: The axis.
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         block_size: Threads a block, a power of two.
 
@@ -210,7 +206,7 @@ def columns_kernel[
             if i < row.length:
                 logit = row.load[1](i)
             var value = normalizer.probability(logit)
-            comptime if masked:
+            if x.masked:
                 if empty:
                     value = 0
             target.store(i, value.cast[out_dtype]())

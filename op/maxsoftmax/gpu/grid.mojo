@@ -17,11 +17,11 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ..exponential import Scale, logarithm
 from ..finish import Finish
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import Pair
 from .overlap import follow, overlapped
@@ -198,7 +198,7 @@ def grid[
     x: Source[dtype],
     rows: Rows,
     multiprocessors: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches the two kernels.
 
@@ -211,7 +211,7 @@ def grid[
         x: Logits.
         rows: Rows along the last axis.
         multiprocessors: How many the GPU has.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
     var held = multiprocessors * (1024 // BLOCK_SIZE)
@@ -220,7 +220,7 @@ def grid[
     var count = min(rows.count(), MAX_GRID // blocks) * blocks
     comptime if finish == Finish.PAIR:
         if blocks == 1:
-            ctx.enqueue_function[quick_pairs_kernel[dtype, True]](
+            queue.launch[quick_pairs_kernel[dtype, True]](
                 y.unsafe_bitcast[Pair[]](),
                 x,
                 Int64(rows.count()),
@@ -232,18 +232,12 @@ def grid[
                 attributes=overlapped(),
             )
             return
-    var memory = ctx.enqueue_create_buffer[DType.float32](
-        2 * rows.count() * blocks
-    )
-    var pairs = (
-        memory.unsafe_ptr()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-        .unsafe_bitcast[Pair[]]()
-    )
+    var memory = queue.scratch[DType.float32](2 * rows.count() * blocks)
+    var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
     comptime first = quick_pairs_kernel[
         dtype, False
     ] if finish == Finish.PAIR else pairs_kernel[dtype]
-    ctx.enqueue_function[first](
+    queue.launch[first](
         pairs,
         x,
         Int64(rows.count()),
@@ -254,7 +248,7 @@ def grid[
         block_dim=BLOCK_SIZE,
         attributes=overlapped(),
     )
-    ctx.enqueue_function[quotients_kernel[dtype, finish]](
+    queue.launch[quotients_kernel[dtype, finish]](
         y,
         x,
         pairs,

@@ -1,8 +1,7 @@
 """Softmax on the GPU: chooses the kernel for an axis."""
 
-from max.gpu.host import DeviceContext
-
 from ..finish import Finish
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .choose import auto
 from .columns import columns
@@ -25,7 +24,7 @@ def softmax[
     block_size: Int,
     unroll: Int,
     contiguous: Bool,
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Enqueues the softmax of every row of `x` into `y`.
 
     Parameters:
@@ -39,30 +38,30 @@ def softmax[
         y: Probabilities, not in the memory of `x`.
         x: Logits.
         rows: How the memory is divided into rows, none of them empty.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime assert block_size.is_power_of_two() and block_size <= 1024
     comptime if algorithm == "auto":
-        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
+        auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, queue)
     elif not contiguous:
-        columns[dtype, Finish.PROBABILITIES, block_size](y, x, rows, ctx)
+        columns[dtype, Finish.PROBABILITIES, block_size](y, x, rows, queue)
     elif algorithm == "tree":
-        tree[dtype, block_size](y, x, rows, ctx)
+        tree[dtype, block_size](y, x, rows, queue)
     elif algorithm == "elementwise":
-        elementwise[dtype, block_size](y, x, rows, ctx)
+        elementwise[dtype, block_size](y, x, rows, queue)
     elif algorithm == "naive":
-        naive[dtype, block_size](y, x, rows, ctx)
+        naive[dtype, block_size](y, x, rows, queue)
     elif algorithm == "tree_blocked":
-        tree_blocked[dtype, block_size](y, x, rows, ctx)
+        tree_blocked[dtype, block_size](y, x, rows, queue)
     elif algorithm == "warp":
-        warp[dtype, block_size](y, x, rows, ctx)
+        warp[dtype, block_size](y, x, rows, queue)
     elif algorithm == "vector":
-        vector[dtype, block_size, unroll](y, x, rows, ctx)
+        vector[dtype, block_size, unroll](y, x, rows, queue)
     elif algorithm == "online":
-        online[dtype, block_size, unroll](y, x, rows, ctx)
+        online[dtype, block_size, unroll](y, x, rows, queue)
     elif algorithm == "multipass":
-        multipass[dtype, block_size](y, x, rows, ctx)
+        multipass[dtype, block_size](y, x, rows, queue)
     elif algorithm == "split":
-        split[dtype, block_size](y, x, rows, ctx)
+        split[dtype, block_size](y, x, rows, queue)
     else:
         comptime assert False, "there is no such algorithm"

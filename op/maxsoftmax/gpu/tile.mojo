@@ -17,11 +17,12 @@ from max.gpu import (
     WARP_SIZE,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim, FuncAttribute
+from max.gpu.host import Dim
 
 from ..exponential import Scale, logarithm, quick_exp
 from ..finish import Finish
 from ..online import Sum
+from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import Cluster, Pair
 from .overlap import follow, follow_with, overlapped
@@ -273,7 +274,7 @@ def tile[
     resident: Int,
     slotted: Bool = False,
     width: Int = VECTOR_BYTES // size_of[dtype](),
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `tile_kernel` with a team for each row, within a block.
 
     Parameters:
@@ -290,7 +291,7 @@ def tile[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime kernel = tile_kernel[
         dtype,
@@ -306,7 +307,7 @@ def tile[
     var blocks = ceildiv(rows.count(), block_size // team)
     comptime if slotted:
         var bytes = _slot_bytes(rows.n // width, team, vectors)
-        ctx.enqueue_function[kernel](
+        queue.launch[kernel](
             y,
             x,
             Int64(rows.count()),
@@ -315,13 +316,10 @@ def tile[
             grid_dim=blocks,
             block_dim=block_size,
             shared_mem_bytes=bytes,
-            func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-                UInt32(bytes)
-            ),
             attributes=overlapped(),
         )
     else:
-        ctx.enqueue_function[kernel](
+        queue.launch[kernel](
             y,
             x,
             Int64(rows.count()),
@@ -344,7 +342,7 @@ def tile_cluster[
     x: Source[dtype],
     rows: Rows,
     blocks: Int,
-    ctx: DeviceContext,
+    queue: Queue,
 ) raises:
     """Launches `tile_kernel` with a cluster for each row.
 
@@ -360,7 +358,7 @@ def tile_cluster[
         x: Logits.
         rows: Rows along the last axis.
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime kernel = tile_kernel[
         dtype,
@@ -377,7 +375,7 @@ def tile_cluster[
     comptime in_line = LINE_BYTES // VECTOR_BYTES
     var share = ceildiv(rows.n, line * blocks) * in_line
     var bytes = _slot_bytes(share, block_size, vectors)
-    ctx.enqueue_function[kernel](
+    queue.launch[kernel](
         y,
         x,
         Int64(rows.count()),
@@ -386,9 +384,6 @@ def tile_cluster[
         grid_dim=rows.count() * blocks,
         block_dim=block_size,
         shared_mem_bytes=bytes,
-        func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
-            UInt32(bytes)
-        ),
         cluster_dim=Dim(blocks, 1, 1),
         attributes=overlapped(),
     )

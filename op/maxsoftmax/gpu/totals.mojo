@@ -13,9 +13,9 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceBuffer, DeviceContext
-
+from ..loss import LossOptions, Reduction, Targets, Upstream
 from ..online import Sum
+from ..queue import Queue, Scratch
 from ..rows import Source, Target
 from .overlap import follow, overlapped
 from .tree_reduction import plus, tree_reduce
@@ -53,6 +53,56 @@ struct Total[accum: DType](TrivialRegisterPassable):
             self.count.add(1)
 
     @inline(.always)
+    def collected[block_size: Int](self) -> Self:
+        """Returns, to the first thread of a block, what those of all its threads come to. Every thread must call this.
+
+        Parameters:
+            block_size: Threads a block.
+        """
+        var scratch = unsafe_stack_allocation[
+            block_size, Sum[Self.accum, 1], address_space=AddressSpace.SHARED
+        ]()
+        var thread = Int(thread_idx.x)
+        var result = Self()
+        result.sum = tree_reduce[block_size, plus[Self.accum]](
+            scratch, thread, self.sum
+        )
+        result.count = tree_reduce[block_size, plus[Self.accum]](
+            scratch, thread, self.count
+        )
+        return result
+
+    @inline(.always)
+    def write[
+        dtype: DType
+    ](
+        self,
+        result: Target[dtype],
+        reduction: Int64,
+        counted: Target[Self.accum],
+        is_counted: Int64,
+    ):
+        """Writes the sum or the mean, if there is a reduction, and how many rows count, if that is wanted.
+
+        Parameters:
+            dtype: Dtype of the result.
+
+        Args:
+            result: Where the sum or the mean goes.
+            reduction: Which of them is wanted.
+            counted: Where the number goes, if it is wanted.
+            is_counted: Whether it is.
+        """
+        if Int(reduction) == Reduction.SUM.value:
+            result[unsafe_offset=0] = self.sum.value.cast[dtype]()
+        elif Int(reduction) == Reduction.MEAN.value:
+            result[unsafe_offset=0] = (self.sum.value / self.count.value).cast[
+                dtype
+            ]()
+        if is_counted != 0:
+            counted[unsafe_offset=0] = self.count.value
+
+    @inline(.always)
     def leave[block_size: Int](self, parts: Target[Self.accum]):
         """Writes what the totals of a block's threads come to. Every thread of the block must call this.
 
@@ -62,33 +112,23 @@ struct Total[accum: DType](TrivialRegisterPassable):
         Args:
             parts: The sum and the count of each block.
         """
-        var scratch = unsafe_stack_allocation[
-            block_size, Sum[Self.accum, 1], address_space=AddressSpace.SHARED
-        ]()
-        var thread = Int(thread_idx.x)
-        var sum = tree_reduce[block_size, plus[Self.accum]](
-            scratch, thread, self.sum
-        )
-        var count = tree_reduce[block_size, plus[Self.accum]](
-            scratch, thread, self.count
-        )
-        if thread == 0:
+        var total = self.collected[block_size]()
+        if Int(thread_idx.x) == 0:
             var block = Int(block_idx.x)
-            parts[unsafe_offset=2 * block] = sum.value
-            parts[unsafe_offset=2 * block + 1] = count.value
+            parts[unsafe_offset=2 * block] = total.sum.value
+            parts[unsafe_offset=2 * block + 1] = total.count.value
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def counts_kernel[
-    accum: DType, index: DType
-](parts: Target[accum], targets: Source[index], rows: Int64, ignored: Int64):
+    accum: DType
+](parts: Target[accum], targets: Targets, rows: Int64, ignored: Int64):
     """Leaves how many rows of each block count.
 
     Parameters:
         accum: Dtype of the counts.
-        index: Dtype of the targets.
 
     Args:
         parts: As of `Total.leave`.
@@ -103,8 +143,7 @@ def counts_kernel[
         Int(rows),
         Int(grid_dim.x) * BLOCK_SIZE,
     ):
-        var target = targets[unsafe_offset=row].cast[DType.int64]()
-        total.add(0, target != ignored)
+        total.add(0, targets[row] != ignored)
     total.leave[BLOCK_SIZE](parts)
 
 
@@ -112,38 +151,75 @@ def counts_kernel[
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(MAX_PARTS))
 )
 def totals_kernel[
-    accum: DType, each: Bool
+    accum: DType, dtype: DType
 ](
-    totals: Target[accum],
-    values: Source[accum],
+    result: Target[dtype],
     parts: Source[accum],
     blocks: Int64,
+    reduction: Int64,
+    counted: Target[accum],
+    is_counted: Int64,
 ):
-    """Writes the sum of what rows have, and its mean over those that count: one block for all.
+    """Writes the sum of what rows have, or its mean over those that count: one block for all.
 
     Parameters:
         accum: Dtype of the values.
-        each: Whether every row has a value of its own; otherwise it is the same one, to be divided among them.
+        dtype: Dtype of the result.
 
     Args:
-        totals: The sum and the mean; of a single value it, and its part for each row.
-        values: The single value.
+        result: As of `Total.write`.
         parts: As of `Total.leave`.
         blocks: How many there are, at most `MAX_PARTS`.
+        reduction: As of `Total.write`.
+        counted: As of `Total.write`.
+        is_counted: As of `Total.write`.
+    """
+    var total = _collected(parts, Int(blocks))
+    if Int(thread_idx.x) == 0:
+        total.write(result, reduction, counted, is_counted)
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(MAX_PARTS))
+)
+def share_kernel[
+    accum: DType, dtype: DType
+](
+    result: Target[accum],
+    upstream: Upstream[dtype, accum],
+    parts: Source[accum],
+    blocks: Int64,
+):
+    """Writes the part of a value that each row has which counts: one block for all.
+
+    Parameters:
+        accum: Dtype of the result.
+        dtype: Dtype of the value.
+
+    Args:
+        result: The part.
+        upstream: The value.
+        parts: As of `Total.leave`.
+        blocks: How many there are, at most `MAX_PARTS`.
+    """
+    var total = _collected(parts, Int(blocks))
+    if Int(thread_idx.x) == 0:
+        result[unsafe_offset=0] = upstream[0] / total.count.value
+
+
+@inline(.always)
+def _collected[
+    accum: DType, //
+](parts: Source[accum], blocks: Int) -> Total[accum]:
+    """Returns, to the first thread of a block of `MAX_PARTS`, what the parts come to.
     """
     var thread = Int(thread_idx.x)
     follow()
     var total = Total[accum]()
-    if thread < Int(blocks):
+    if thread < blocks:
         total.sum.add(parts[unsafe_offset=2 * thread])
         total.count.add(parts[unsafe_offset=2 * thread + 1])
-    total.leave[MAX_PARTS](totals)
-    if thread == 0:
-        comptime if not each:
-            totals[unsafe_offset=0] = values[unsafe_offset=0]
-        totals[unsafe_offset=1] = (
-            totals[unsafe_offset=0] / totals[unsafe_offset=1]
-        )
+    return total.collected[MAX_PARTS]()
 
 
 struct Parts[accum: DType](Movable):
@@ -153,32 +229,55 @@ struct Parts[accum: DType](Movable):
         accum: Dtype of the values.
     """
 
-    var memory: DeviceBuffer[Self.accum]
+    var memory: Scratch[Self.accum]
     """Freed, in the stream's order, with this."""
     var blocks: Int
     """How many leave a part."""
 
-    def __init__(out self, blocks: Int, ctx: DeviceContext) raises:
+    def __init__(out self, blocks: Int, queue: Queue) raises:
         """Room for as many of `blocks` as may be launched."""
         self.blocks = max(1, min(blocks, MAX_PARTS))
-        self.memory = ctx.enqueue_create_buffer[Self.accum](2 * self.blocks)
+        self.memory = queue.scratch[Self.accum](2 * self.blocks)
 
-    def pointer(mut self) -> Target[Self.accum]:
+    def pointer(self) -> Target[Self.accum]:
         """Returns where the parts are."""
-        return self.memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+        return self.memory.pointer
 
     def add[
-        each: Bool
+        dtype: DType, //
     ](
-        mut self,
-        totals: Target[Self.accum],
-        values: Source[Self.accum],
-        ctx: DeviceContext,
+        self,
+        result: Target[dtype],
+        options: LossOptions,
+        counted: Target[Self.accum],
+        queue: Queue,
     ) raises:
         """Enqueues what the parts come to, as of `totals_kernel`."""
-        ctx.enqueue_function[totals_kernel[Self.accum, each]](
-            totals,
-            values,
+        queue.launch[totals_kernel[Self.accum, dtype]](
+            result,
+            self.pointer(),
+            Int64(self.blocks),
+            Int64(options.reduction.value),
+            counted,
+            Int64(options.is_counted),
+            grid_dim=1,
+            block_dim=MAX_PARTS,
+            attributes=overlapped(),
+        )
+
+    def divide[
+        dtype: DType, //
+    ](
+        self,
+        result: Target[Self.accum],
+        upstream: Upstream[dtype, Self.accum],
+        queue: Queue,
+    ) raises:
+        """Enqueues what each row that counts has of a value, as of `share_kernel`.
+        """
+        queue.launch[share_kernel[Self.accum, dtype]](
+            result,
+            upstream,
             self.pointer(),
             Int64(self.blocks),
             grid_dim=1,

@@ -10,9 +10,9 @@ import numpy as np
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
+from maxsoftmax._arrays.layout import Rows
 from maxsoftmax.bench import reference
 from maxsoftmax.bench.cases import OPS, Case
-from maxsoftmax.eager import Rows
 
 BLOCK = 2**22 - 3
 """Random logits that all inputs are cut from. A prime, so that the rows of usual lengths all differ."""

@@ -8,10 +8,10 @@ initial kernel of FastSoftmax. The output must not be the input's memory: thread
 from std.math import ceildiv
 from std.utils.numerics import neg_inf
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import DeviceContext
 
 from ...exponential import Unit
 from ...online import Normalizer, Sum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID
 
@@ -50,7 +50,7 @@ def elementwise_kernel[
 
 def elementwise[
     dtype: DType, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `elementwise_kernel`.
 
     Parameters:
@@ -61,9 +61,9 @@ def elementwise[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[elementwise_kernel[dtype]](
+    queue.launch[elementwise_kernel[dtype]](
         y,
         x,
         Int64(rows.count()),

@@ -16,10 +16,10 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ...exponential import Unit
 from ...online import Normalizer, Sum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID, larger, plus
 from ..warp_reduction import block_reduce
@@ -113,7 +113,7 @@ def normalize_kernel[
 
 def multipass[
     dtype: DType, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches the four kernels.
 
     Parameters:
@@ -124,7 +124,7 @@ def multipass[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime accum = accumulator[dtype]()
     var count = Int64(rows.count())
@@ -133,28 +133,24 @@ def multipass[
     var blocks = min(ceildiv(rows.count() * rows.n, block_size), MAX_GRID)
     # The output holds the exponentials meanwhile, where it is wide enough.
     comptime in_place = dtype == accum
-    var wide = ctx.enqueue_create_buffer[accum](
-        1 if in_place else rows.count() * rows.n
-    )
-    var exponentials = wide.unsafe_ptr().unsafe_origin_cast[
-        MutUntrackedOrigin
-    ]()
+    var wide = queue.scratch[accum](1 if in_place else rows.count() * rows.n)
+    var exponentials = wide.pointer
     comptime if in_place:
         exponentials = rebind[type_of(exponentials)](y)
-    var of_rows = ctx.enqueue_create_buffer[accum](2 * rows.count())
-    var maxima = of_rows.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var of_rows = queue.scratch[accum](2 * rows.count())
+    var maxima = of_rows.pointer
     var sums = maxima.unsafe_offset(rows.count())
 
-    ctx.enqueue_function[max_kernel[dtype, accum, block_size]](
+    queue.launch[max_kernel[dtype, accum, block_size]](
         maxima, x, count, n, grid_dim=row_blocks, block_dim=block_size
     )
-    ctx.enqueue_function[exp_kernel[dtype, accum]](
+    queue.launch[exp_kernel[dtype, accum]](
         exponentials, x, maxima, count, n, grid_dim=blocks, block_dim=block_size
     )
-    ctx.enqueue_function[sum_kernel[accum, block_size]](
+    queue.launch[sum_kernel[accum, block_size]](
         sums, exponentials, count, n, grid_dim=row_blocks, block_dim=block_size
     )
-    ctx.enqueue_function[normalize_kernel[dtype, accum]](
+    queue.launch[normalize_kernel[dtype, accum]](
         y,
         exponentials,
         maxima,

@@ -8,10 +8,10 @@ Published as llm.c's softmax_forward kernel 1.
 from std.math import ceildiv
 from std.utils.numerics import neg_inf
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
-from max.gpu.host import DeviceContext
 
 from ...exponential import Unit
 from ...online import Normalizer, Sum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID
 
@@ -52,7 +52,7 @@ def naive_kernel[
 
 def naive[
     dtype: DType, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `naive_kernel`.
 
     Parameters:
@@ -63,9 +63,9 @@ def naive[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[naive_kernel[dtype]](
+    queue.launch[naive_kernel[dtype]](
         y,
         x,
         Int64(rows.count()),

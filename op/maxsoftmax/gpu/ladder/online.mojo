@@ -12,9 +12,9 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ...online import MaxSum
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..stripe import Stripe
 from ..tree_reduction import MAX_GRID
@@ -81,7 +81,7 @@ def online_kernel[
 
 def online[
     dtype: DType, block_size: Int, unroll: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `online_kernel`, a block per row.
 
     Parameters:
@@ -93,9 +93,9 @@ def online[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[online_kernel[dtype, block_size, unroll]](
+    queue.launch[online_kernel[dtype, block_size, unroll]](
         y,
         x,
         Int64(rows.count()),

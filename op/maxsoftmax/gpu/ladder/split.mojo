@@ -13,9 +13,9 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ...online import MaxSum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID
 from ..warp_reduction import pair_reduce
@@ -97,7 +97,7 @@ def write_kernel[
 
 def split[
     dtype: DType, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches the three kernels.
 
     Parameters:
@@ -108,7 +108,7 @@ def split[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
     comptime accum = accumulator[dtype]()
     var count = Int64(rows.count())
@@ -116,21 +116,15 @@ def split[
     var spans = ceildiv(rows.n, SPAN)
     var tasks = rows.count() * spans
     comptime words = size_of[MaxSum[accum, 1]]() // size_of[accum]()
-    var scratch = ctx.enqueue_create_buffer[accum](
-        words * (tasks + rows.count())
-    )
-    var pairs = (
-        scratch.unsafe_ptr()
-        .unsafe_origin_cast[MutUntrackedOrigin]()
-        .unsafe_bitcast[MaxSum[accum, 1]]()
-    )
+    var scratch = queue.scratch[accum](words * (tasks + rows.count()))
+    var pairs = scratch.pointer.unsafe_bitcast[MaxSum[accum, 1]]()
     var totals = pairs.unsafe_offset(tasks)
     var blocks = min(tasks, MAX_GRID)
 
-    ctx.enqueue_function[span_kernel[dtype, accum, block_size]](
+    queue.launch[span_kernel[dtype, accum, block_size]](
         pairs, x, count, n, grid_dim=blocks, block_dim=block_size
     )
-    ctx.enqueue_function[merge_kernel[accum, block_size]](
+    queue.launch[merge_kernel[accum, block_size]](
         totals,
         pairs,
         count,
@@ -138,7 +132,7 @@ def split[
         grid_dim=min(rows.count(), MAX_GRID),
         block_dim=block_size,
     )
-    ctx.enqueue_function[write_kernel[dtype, accum, block_size]](
+    queue.launch[write_kernel[dtype, accum, block_size]](
         y, x, totals, count, n, grid_dim=blocks, block_dim=block_size
     )
     _ = scratch^

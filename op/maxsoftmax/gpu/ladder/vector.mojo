@@ -13,10 +13,10 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ...exponential import Unit
 from ...online import Normalizer, Sum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..stripe import Stripe
 from ..tree_reduction import MAX_GRID, larger, plus
@@ -108,7 +108,7 @@ def vector_kernel[
 
 def vector[
     dtype: DType, block_size: Int, unroll: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `vector_kernel`, a block per row.
 
     Parameters:
@@ -120,9 +120,9 @@ def vector[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[vector_kernel[dtype, block_size, unroll]](
+    queue.launch[vector_kernel[dtype, block_size, unroll]](
         y,
         x,
         Int64(rows.count()),

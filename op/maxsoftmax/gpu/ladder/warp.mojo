@@ -14,10 +14,10 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext
 
 from ...exponential import Unit
 from ...online import Normalizer, Sum, accumulator
+from ...queue import Queue
 from ...rows import Rows, Source, Target
 from ..tree_reduction import MAX_GRID, larger, plus
 from ..warp_reduction import block_reduce
@@ -74,7 +74,7 @@ def warp_kernel[
 
 def warp[
     dtype: DType, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, ctx: DeviceContext) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `warp_kernel`, a block per row.
 
     Parameters:
@@ -85,9 +85,9 @@ def warp[
         y: Probabilities.
         x: Logits.
         rows: Rows along the last axis.
-        ctx: The GPU and its stream.
+        queue: Where kernels are launched.
     """
-    ctx.enqueue_function[warp_kernel[dtype, block_size]](
+    queue.launch[warp_kernel[dtype, block_size]](
         y,
         x,
         Int64(rows.count()),

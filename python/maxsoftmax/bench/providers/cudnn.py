@@ -12,9 +12,9 @@ from typing import Any
 from max.driver import Buffer, Device, accelerator_api
 from max.dtype import DType
 
+from maxsoftmax._arrays.layout import Rows
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.providers.base import Provider
-from maxsoftmax.eager import Rows
 
 # Numbers from cudnn_graph.h and cudnn_ops.h.
 _DTYPES = {DType.float32: 0, DType.float64: 1, DType.float16: 2, DType.bfloat16: 9}

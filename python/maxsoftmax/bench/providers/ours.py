@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from max.driver import Buffer
 from max.dtype import DType
 
 import maxsoftmax
-from maxsoftmax import runtime
+from maxsoftmax._arrays.layout import Rows
 from maxsoftmax.bench.cases import ATTENTION, OPS, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 from maxsoftmax.bench.providers.max_builtin import of_graph
-from maxsoftmax.eager import Kernel, Rows, signature
 
 HOPELESS = 4e13
 """Elements read, twice each, from which `elementwise` takes too long: 2e13 take an H200 20 s."""
@@ -31,13 +32,9 @@ class MaxSoftmax(Provider):
         return maxsoftmax.__version__
 
     def foresee(self, ways: Sequence[tuple[Case, Entry]]) -> None:
-        """Compiles every softmax together, which takes a fraction of what each takes alone."""
-        signatures = []
-        for case, entry in ways:
-            if case.op == "softmax":
-                kernel = Kernel(self.device, entry.algorithm or "auto", entry.block_size, entry.unroll)
-                signatures.append(signature(kernel, case.dtype, Rows.of(case.shape, (case.place,))))
-        runtime.prepare(signatures)
+        """Builds all libraries at once, one a core."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda way: self.prepare(*way), ways))
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the op's function, for softmax with the entry's choices."""
@@ -55,7 +52,7 @@ class MaxSoftmax(Provider):
             block_size=entry.block_size,
             unroll=entry.unroll,
         )
-        # Compiles, so that the first call that counts does not.
+        # Builds the library, so that the first call that counts does not.
         softmax(Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device))
         return softmax
 

@@ -1,0 +1,273 @@
+"""Every op on memory: what graphs, libraries and Mojo programs call.
+
+`x` and the like are row-major memory of (outer, n, inner), of which the axis in the middle is the softmax's; see `Rows`.
+On a GPU a call enqueues its kernels and returns; a `DeviceContext` is a `Queue`.
+"""
+
+from max.gpu.host.info import is_cpu
+
+from . import cpu, gpu
+from .finish import Finish
+from .loss import LossOptions, Targets
+from .online import accumulator
+from .queue import Queue
+from .row_pairs import RowPairs
+from .rows import Rows, Source, Target
+
+
+def softmax[
+    dtype: DType,
+    //,
+    target: StaticString,
+    contiguous: Bool = False,
+    *,
+    algorithm: StaticString = "auto",
+    block_size: Int = 128,
+    unroll: Int = 4,
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Writes softmax of every row of `x`: exp(x - max x) / Σ exp(x - max x).
+
+    Parameters:
+        dtype: Dtype of both tensors: float32, bfloat16, float16 or float64.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+        algorithm: "auto", or the name of a kernel that the device has.
+        block_size: Threads a block of a GPU kernel chosen by name, a power of two up to 1024.
+        unroll: Vectors that a thread of `vector` or `online` has under way at a time.
+
+    Args:
+        y: Probabilities; on a GPU not in the memory of `x`.
+        x: Logits.
+        rows: How the memory is divided into rows.
+        queue: Where to compute.
+    """
+    if rows.is_empty():
+        return
+    comptime if is_cpu[target]():
+        cpu.softmax[algorithm, dtype, contiguous](y, x, rows, queue)
+    else:
+        gpu.softmax[algorithm, dtype, block_size, unroll, contiguous](
+            y, x, rows, queue
+        )
+
+
+def log_softmax[
+    dtype: DType, //, target: StaticString, contiguous: Bool = False
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Writes the logarithm of softmax of every row of `x`: (x - max x) - ln Σ exp(x - max x).
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        y: Logarithms of probabilities; on a GPU not in the memory of `x`.
+        x: Logits.
+        rows: How the memory is divided into rows.
+        queue: Where to compute.
+    """
+    if not rows.is_empty():
+        _auto[target, dtype, Finish.LOGARITHMS, contiguous](y, x, rows, queue)
+
+
+def statistics[
+    dtype: DType, //, target: StaticString, contiguous: Bool = False
+](
+    pairs: Target[accumulator[dtype]()],
+    x: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Writes the pair of every row of `x`: m = max x and d = Σ exp(x - m).
+
+    Parameters:
+        dtype: Dtype of the logits.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        pairs: (rows, 2); (-inf, 0) of rows of nothing.
+        x: Logits.
+        rows: How the memory is divided into rows.
+        queue: Where to compute.
+    """
+    if rows.count() != 0:
+        _auto[target, dtype, Finish.PAIR, contiguous](
+            pairs.unsafe_bitcast[Scalar[dtype]](), x, rows, queue
+        )
+
+
+def max_sum[
+    dtype: DType, //, target: StaticString, contiguous: Bool = False
+](
+    result: Target[accumulator[dtype]()],
+    x: Source[dtype],
+    rows: Rows,
+    apart: Bool,
+    queue: Queue,
+) raises:
+    """Writes what `statistics` does, as pairs or apart.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        result: (rows, 2), or (2, rows): all m, and then all d.
+        x: Logits.
+        rows: How the memory is divided into rows.
+        apart: Whether it is the latter.
+        queue: Where to compute.
+    """
+    if not apart:
+        statistics[target, contiguous](result, x, rows, queue)
+        return
+    var pairs = RowPairs[target, accumulator[dtype]()](rows.count(), queue)
+    statistics[target, contiguous](pairs.pointer(), x, rows, queue)
+    pairs.split(result, queue)
+
+
+def logsumexp[
+    dtype: DType, //, target: StaticString, contiguous: Bool = False
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Writes ln Σ exp x of every row of `x`.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        y: One a row: -inf for nothing but -inf, NaN beside NaN, and else inf beside +inf.
+        x: Logits.
+        rows: How the memory is divided into rows.
+        queue: Where to compute.
+    """
+    var pairs = RowPairs[target, accumulator[dtype]()](rows.count(), queue)
+    statistics[target, contiguous](pairs.pointer(), x, rows, queue)
+    pairs.logarithms(y, queue)
+
+
+def softmax_backward[
+    dtype: DType,
+    //,
+    target: StaticString,
+    contiguous: Bool = False,
+    *,
+    log: Bool = False,
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Writes the gradient of the logits of every row: y · (dy - Σ y·dy), of log_softmax dy - e^y · Σ dy.
+
+    Parameters:
+        dtype: Dtype of all tensors.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+        log: Whether `y` is what log_softmax returned.
+
+    Args:
+        dx: Gradient of the logits; on a GPU not in the memory of `y` or `dy`.
+        y: What the forward op returned.
+        dy: The gradient of that.
+        rows: How the memory is divided into rows.
+        queue: Where to compute.
+    """
+    if rows.is_empty():
+        return
+    comptime if is_cpu[target]():
+        cpu.backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+    else:
+        gpu.backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+
+
+def cross_entropy[
+    dtype: DType, //, target: StaticString, contiguous: Bool = False
+](
+    loss: Target[dtype],
+    pairs: Target[accumulator[dtype]()],
+    x: Source[dtype],
+    targets: Targets,
+    rows: Rows,
+    options: LossOptions,
+    queue: Queue,
+) raises:
+    """Writes the cross entropy of logits and target classes, -ln softmax(x)[target], and what its gradient needs.
+
+    Parameters:
+        dtype: Dtype of the logits and of the loss.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        loss: One a row where there is no reduction, else one.
+        pairs: (rows, 2), as of `statistics`.
+        x: Logits.
+        targets: The class of each row.
+        rows: How the memory is divided into rows.
+        options: What the caller chooses.
+        queue: Where to compute.
+
+    Raises:
+        Error: On a CPU, if a target is neither a class nor ignored. On a GPU its loss is NaN.
+    """
+    statistics[target, contiguous](pairs, x, rows, queue)
+    comptime if is_cpu[target]():
+        cpu.losses(loss, pairs, x, targets, rows, options, queue)
+    else:
+        gpu.losses(loss, pairs, x, targets, rows, options, queue)
+
+
+def cross_entropy_backward[
+    dtype: DType, up: DType, //, target: StaticString, contiguous: Bool = False
+](
+    dx: Target[dtype],
+    x: Source[dtype],
+    pairs: Source[accumulator[dtype]()],
+    targets: Targets,
+    dloss: Optional[Source[up]],
+    rows: Rows,
+    options: LossOptions,
+    queue: Queue,
+) raises:
+    """Writes the gradient of the logits of cross entropy: (softmax x - target) · dloss.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        up: Dtype of the gradient of the loss: that of the logits, or its accumulator.
+        target: "cpu" or "gpu".
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        dx: The gradient; may be the same memory as `x`.
+        x: Logits.
+        pairs: What `cross_entropy` wrote.
+        targets: The class of each row.
+        dloss: The gradient of the loss, one a row where there was no reduction, else one; 1 if it is nowhere.
+        rows: How the memory is divided into rows.
+        options: As of `cross_entropy`.
+        queue: Where to compute.
+    """
+    if rows.is_empty():
+        return
+    comptime if is_cpu[target]():
+        cpu.gradients(dx, x, pairs, targets, dloss, rows, options, queue)
+    else:
+        gpu.gradients[contiguous=contiguous](
+            dx, x, pairs, targets, dloss, rows, options, queue
+        )
+
+
+def _auto[
+    target: StaticString, dtype: DType, finish: Finish, contiguous: Bool
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    comptime if is_cpu[target]():
+        cpu.auto[dtype, finish, contiguous](y, x, rows, queue)
+    else:
+        gpu.auto[dtype, finish, contiguous](y, x, rows, queue)

@@ -1,0 +1,17 @@
+"""C functions of the kernels of `maxsoftmax`: what Python, torch and XLA call without a graph.
+
+Every other file but `border.mojo` is one op, of which `mojo build --emit shared-lib -D DTYPE=float32 -D TARGET=cpu` makes
+a library of three functions:
+
+    void *maxsoftmax_open(int64_t device, char **error)
+        Opens the CPU (-1) or a GPU (its index), once a process: a context of one library is good in all.
+    int64_t maxsoftmax_scratch(const int64_t *call)
+        The bytes of device memory that a call needs beside its arguments; negative where the call is wrong.
+    char *maxsoftmax_run(const int64_t *call, void *stream, void *...)
+        Computes, on a GPU enqueues. Returns NULL, or an error text to be released with free(): its first character is the
+        status, V for a wrong value and R for anything else.
+
+`call` is an array of what does not change from one tensor to the next: the context; outer, n and inner of the row-major
+memory (see `Rows`); the most threads on a CPU, or 0; and from there on the op's options. Nothing raises, waits or allocates
+device memory on the way.
+"""

@@ -1,0 +1,241 @@
+"""What all C functions share: contexts, calls, and errors as texts."""
+
+from std.ffi import external_call
+from std.memory import bitcast, unsafe_memcpy
+from std.sys import get_defined_string, size_of
+from max.gpu.host import DeviceContext
+
+from maxsoftmax.kept import Kept
+from maxsoftmax.loss import LossOptions, Reduction, Targets
+from maxsoftmax.queue import Queue
+from maxsoftmax.rows import Rows, Source, Target
+
+comptime TARGET = get_defined_string["TARGET"]()
+"""What the library is for: "cpu" or "gpu"."""
+
+comptime DTYPE = DType._from_str(get_defined_string["DTYPE"]()).value()
+"""The dtype of the logits that the library takes."""
+
+comptime OPTIONS = 5
+"""Where in a call the options of the op begin."""
+
+comptime Text = Int
+"""The address of an error text that the caller releases; 0 where there is none."""
+
+comptime ALIGNED = 1 << 12
+"""An address as good as any, while only memory is counted."""
+
+
+struct Call(TrivialRegisterPassable):
+    """What does not change from one tensor to the next."""
+
+    var words: Source[DType.int64]
+
+    @inline(.always)
+    def __init__(out self, address: Int):
+        self.words = Source[DType.int64](unsafe_from_address=address)
+
+    @inline(.always)
+    def __getitem__(self, i: Int) -> Int:
+        """Returns an integer."""
+        return Int(self.words[unsafe_offset=i])
+
+    @inline(.always)
+    def number(self, i: Int) -> Float64:
+        """Returns a number that is there by its bits."""
+        return bitcast[DType.float64](self.words[unsafe_offset=i])
+
+    @inline(.always)
+    def rows(self) -> Rows:
+        """Returns how the memory is divided into rows."""
+        return Rows(self[1], self[2], self[3])
+
+    @inline(.always)
+    def device(self) -> Pointer[Kept, MutUntrackedOrigin]:
+        """Returns the device."""
+        return {unsafe_from_address = self[0]}
+
+
+@inline(.always)
+def loss_options(call: Call) -> LossOptions:
+    """Returns what the options of a loss say: the class to ignore, the label smoothing, the reduction.
+    """
+    return {
+        call[OPTIONS],
+        call.number(OPTIONS + 1),
+        Reduction(call[OPTIONS + 2]),
+        call[OPTIONS + 4] != 0,
+    }
+
+
+@inline(.always)
+def targets_of(call: Call, pointers: Pointers, i: Int) -> Targets:
+    """Returns the targets at the pointer `i` of a loss, whose last option says whether they have 64 bits.
+    """
+    return {pointers.source[DType.int32](i), call[OPTIONS + 3] != 0}
+
+
+trait Op:
+    """An op behind the border."""
+
+    @staticmethod
+    def run(call: Call, pointers: Pointers, queue: Queue) raises:
+        """Computes, or enqueues, or counts memory: whatever the queue does."""
+        ...
+
+    @staticmethod
+    def wrong(call: Call, pointers: Pointers) -> Optional[String]:
+        """Returns what is wrong with values that only the kernels look at, if anything is.
+        """
+        return None
+
+
+struct Pointers(Movable):
+    """The memory of a call, by its place among the arguments."""
+
+    comptime MOST = 7
+    """How many there are at most, scratch memory not counted."""
+
+    var addresses: Array[Int, Self.MOST]
+
+    @inline(.always)
+    def __init__(out self, *addresses: Int):
+        self.addresses = Array[Int, Self.MOST](fill=0)
+        for i in range(len(addresses)):
+            self.addresses[i] = addresses[i]
+
+    @inline(.always)
+    def source[dtype: DType](self, i: Int) -> Source[dtype]:
+        """Returns where elements are read."""
+        return Source[dtype](unsafe_from_address=self.addresses[i])
+
+    @inline(.always)
+    def source_if_any[dtype: DType](self, i: Int) -> Optional[Source[dtype]]:
+        """Returns where elements are read, if they are anywhere."""
+        if self.addresses[i] == 0:
+            return None
+        return self.source[dtype](i)
+
+    @inline(.always)
+    def target[dtype: DType](self, i: Int) -> Target[dtype]:
+        """Returns where elements are written."""
+        return Target[dtype](unsafe_from_address=self.addresses[i])
+
+
+@inline(.always)
+def run[
+    O: Op
+](call: Int, stream: Int, scratch: Int, pointers: Pointers) -> Text:
+    """Computes an op, and returns what went wrong.
+
+    Parameters:
+        O: The op.
+
+    Args:
+        call: Address of the call.
+        stream: Handle of the caller's stream.
+        scratch: Address of as many bytes as `count` said.
+        pointers: The memory of the call.
+    """
+    var called = Call(call)
+    try:
+        comptime if TARGET == "cpu":
+            var wrong = O.wrong(called, pointers)
+            if wrong:
+                return text("V", wrong.value())
+            O.run(
+                called,
+                pointers,
+                Queue(called.device()[].ctx, workers=called[4]),
+            )
+        else:
+            var used = 0
+            O.run(
+                called,
+                pointers,
+                Queue(
+                    called.device(),
+                    stream=stream,
+                    memory=Target[DType.uint8](unsafe_from_address=scratch),
+                    used=Pointer(to=used).unsafe_origin_cast[
+                        MutUntrackedOrigin
+                    ](),
+                ),
+            )
+            # Until here it is written through the pointer.
+            _ = used
+    except e:
+        return text("R", String(e))
+    return 0
+
+
+@inline(.always)
+def count[O: Op](call: Int) -> Int:
+    """Returns how many bytes of scratch memory a call needs, wherever its arguments lie; -1 where the call is wrong.
+
+    Parameters:
+        O: The op.
+
+    Args:
+        call: Address of the call.
+    """
+    comptime if TARGET == "cpu":
+        return 0
+    var called = Call(call)
+    var most = 0
+    # Kernels differ by whether memory is aligned, and so does what they leave to each other.
+    comptime for shift in range(2):
+        var used = 0
+        var pointers = Pointers()
+        for i in range(Pointers.MOST):
+            pointers.addresses[i] = ALIGNED + 8 * shift
+        try:
+            O.run(
+                called,
+                pointers,
+                Queue.measuring(
+                    called.device()[].ctx,
+                    Pointer(to=used).unsafe_origin_cast[MutUntrackedOrigin](),
+                ),
+            )
+        except:
+            return -1
+        most = max(most, used)
+    return most
+
+
+def open(device: Int, error: Int) -> Int:
+    """Returns the address of a context, which lives as long as the process; 0 if it cannot be opened.
+
+    Args:
+        device: -1 for the CPU, or the index of a GPU.
+        error: Where the address of an error text goes.
+    """
+    try:
+        var context = DeviceContext(api="cpu") if device < 0 else DeviceContext(
+            device
+        )
+        var kept = external_call["malloc", Pointer[Kept, MutUntrackedOrigin]](
+            size_of[Kept]()
+        )
+        kept.unsafe_write(Kept(context))
+        return Int(kept)
+    except e:
+        Target[DType.int64](unsafe_from_address=error)[] = Int64(
+            text("R", String(e))
+        )
+        return 0
+
+
+def text(status: StaticString, sentence: String) -> Text:
+    """Returns an error text, in memory that C's free() releases."""
+    var whole = String(status) + sentence
+    var size = whole.byte_length()
+    var kept = external_call["malloc", Target[DType.uint8]](size + 1)
+    unsafe_memcpy(
+        dest=kept,
+        src=whole.unsafe_ptr().unsafe_origin_cast[ImmUntrackedOrigin](),
+        count=size,
+    )
+    kept[unsafe_offset=size] = 0
+    return Int(kept)

@@ -1,0 +1,79 @@
+"""The library of cross entropy."""
+
+from maxsoftmax import cpu, direct
+from maxsoftmax.online import accumulator
+from maxsoftmax.queue import Queue
+from maxsoftmax_native.border import (
+    Call,
+    count,
+    DTYPE,
+    loss_options,
+    Op,
+    open,
+    Pointers,
+    run,
+    TARGET,
+    targets_of,
+    Text,
+)
+
+
+struct CrossEntropy(Op):
+    """Losses of logits and target classes."""
+
+    @staticmethod
+    def wrong(call: Call, pointers: Pointers) -> Optional[String]:
+        return cpu.wrong_target(
+            targets_of(call, pointers, 3),
+            call.rows(),
+            loss_options(call).ignored,
+        )
+
+    @staticmethod
+    def run(call: Call, pointers: Pointers, queue: Queue) raises:
+        var rows = call.rows()
+
+        @inline(.always)
+        def compute[contiguous: Bool]() raises {imm}:
+            direct.cross_entropy[TARGET, contiguous](
+                pointers.target[DTYPE](0),
+                pointers.target[accumulator[DTYPE]()](1),
+                pointers.source[DTYPE](2),
+                targets_of(call, pointers, 3),
+                rows,
+                loss_options(call),
+                queue,
+            )
+
+        if rows.inner == 1:
+            compute[True]()
+        else:
+            compute[False]()
+
+
+@export("maxsoftmax_open")
+def open_device(device: Int, error: Int) abi("C") -> Int:
+    """Opens a device; see the package."""
+    return open(device, error)
+
+
+@export("maxsoftmax_scratch")
+def scratch_bytes(call: Int) abi("C") -> Int:
+    """Counts scratch memory; see the package."""
+    return count[CrossEntropy](call)
+
+
+@export("maxsoftmax_run")
+def run_op(
+    call: Int,
+    stream: Int,
+    loss: Int,
+    pairs: Int,
+    x: Int,
+    target: Int,
+    scratch: Int,
+) abi("C") -> Text:
+    """Writes the loss of `x`, and the pairs of its rows."""
+    return run[CrossEntropy](
+        call, stream, scratch, Pointers(loss, pairs, x, target)
+    )

@@ -1,0 +1,57 @@
+"""The library of log_softmax."""
+
+from maxsoftmax import direct
+from maxsoftmax.queue import Queue
+from maxsoftmax_native.border import (
+    Call,
+    count,
+    DTYPE,
+    Op,
+    open,
+    Pointers,
+    run,
+    TARGET,
+    Text,
+)
+
+
+struct LogSoftmax(Op):
+    """Logarithms of probabilities of logits."""
+
+    @staticmethod
+    def run(call: Call, pointers: Pointers, queue: Queue) raises:
+        var rows = call.rows()
+
+        @inline(.always)
+        def compute[contiguous: Bool]() raises {imm}:
+            direct.log_softmax[TARGET, contiguous](
+                pointers.target[DTYPE](0),
+                pointers.source[DTYPE](1),
+                rows,
+                queue,
+            )
+
+        if rows.inner == 1:
+            compute[True]()
+        else:
+            compute[False]()
+
+
+@export("maxsoftmax_open")
+def open_device(device: Int, error: Int) abi("C") -> Int:
+    """Opens a device; see the package."""
+    return open(device, error)
+
+
+@export("maxsoftmax_scratch")
+def scratch_bytes(call: Int) abi("C") -> Int:
+    """Counts scratch memory; see the package."""
+    return count[LogSoftmax](call)
+
+
+@export("maxsoftmax_run")
+def run_op(
+    call: Int, stream: Int, y: Int, x: Int, scratch: Int
+) abi("C") -> Text:
+    """Writes log_softmax of `x` to `y`."""
+    return run[LogSoftmax](call, stream, scratch, Pointers(y, x))

@@ -1,0 +1,60 @@
+"""The library of softmax, by `auto` or by a rung: `-D ALGORITHM=online -D BLOCK_SIZE=512 -D UNROLL=4`."""
+
+from std.sys import get_defined_int, get_defined_string
+
+from maxsoftmax import direct
+from maxsoftmax.queue import Queue
+from maxsoftmax_native.border import (
+    Call,
+    count,
+    DTYPE,
+    Op,
+    open,
+    Pointers,
+    run,
+    TARGET,
+    Text,
+)
+
+
+struct Softmax(Op):
+    """Probabilities of logits."""
+
+    @staticmethod
+    def run(call: Call, pointers: Pointers, queue: Queue) raises:
+        var rows = call.rows()
+
+        @inline(.always)
+        def compute[contiguous: Bool]() raises {imm}:
+            direct.softmax[
+                TARGET,
+                contiguous,
+                algorithm=get_defined_string["ALGORITHM", "auto"](),
+                block_size=get_defined_int["BLOCK_SIZE", 128](),
+                unroll=get_defined_int["UNROLL", 4](),
+            ](pointers.target[DTYPE](0), pointers.source[DTYPE](1), rows, queue)
+
+        if rows.inner == 1:
+            compute[True]()
+        else:
+            compute[False]()
+
+
+@export("maxsoftmax_open")
+def open_device(device: Int, error: Int) abi("C") -> Int:
+    """Opens a device; see the package."""
+    return open(device, error)
+
+
+@export("maxsoftmax_scratch")
+def scratch_bytes(call: Int) abi("C") -> Int:
+    """Counts scratch memory; see the package."""
+    return count[Softmax](call)
+
+
+@export("maxsoftmax_run")
+def run_op(
+    call: Int, stream: Int, y: Int, x: Int, scratch: Int
+) abi("C") -> Text:
+    """Writes softmax of `x` to `y`."""
+    return run[Softmax](call, stream, scratch, Pointers(y, x))

@@ -1,0 +1,31 @@
+"""Softmax and its relatives for arrays: taken where they lie, laid out as rows, and handed to the kernels."""
+
+from maxsoftmax._arrays.functions import (
+    log_softmax,
+    log_softmax_backward,
+    logsumexp,
+    max_sum,
+    softmax,
+    softmax_backward,
+)
+from maxsoftmax._arrays.layout import Rows
+from maxsoftmax._arrays.losses import (
+    cross_entropy,
+    cross_entropy_backward,
+    cross_entropy_backward_,
+    cross_entropy_forward,
+)
+
+__all__ = [
+    "Rows",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_backward_",
+    "cross_entropy_forward",
+    "log_softmax",
+    "log_softmax_backward",
+    "logsumexp",
+    "max_sum",
+    "softmax",
+    "softmax_backward",
+]

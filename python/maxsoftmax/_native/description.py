@@ -1,0 +1,126 @@
+"""What makes one library another than the next."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+POINTERS = {
+    "softmax": 3,
+    "softmax_forms": 7,
+    "log_softmax": 3,
+    "statistics": 3,
+    "softmax_backward": 4,
+    "log_softmax_backward": 4,
+    "cross_entropy": 5,
+    "cross_entropy_backward": 6,
+}
+"""The libraries, and how many pointers a call takes after its stream."""
+
+BUNDLE = "all"
+"""The name of the library of all of them."""
+
+OPS = {
+    "softmax": ("softmax", "softmax_forms"),
+    "log_softmax": ("log_softmax",),
+    "logsumexp": ("statistics",),
+    "max_sum": ("statistics",),
+    "softmax_backward": ("softmax_backward",),
+    "log_softmax_backward": ("log_softmax_backward",),
+    "cross_entropy": ("cross_entropy",),
+    "cross_entropy_forward": ("cross_entropy",),
+    "cross_entropy_backward": ("cross_entropy_backward",),
+    "cross_entropy_backward_": ("cross_entropy_backward",),
+}
+"""The functions of this package, and the libraries that each may call."""
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""What there are libraries for."""
+
+
+class Target(NamedTuple):
+    """What a library is for."""
+
+    kind: str
+    """Where it computes: "cpu" or "gpu"."""
+    architecture: str = ""
+    """Of the GPU, such as sm_90a; "" for a CPU."""
+
+    def __str__(self) -> str:
+        return "CPU" if self.kind == "cpu" else f"GPU ({self.architecture})"
+
+
+class Library(NamedTuple):
+    """A file of `op/maxsoftmax_native`, and what it is built with."""
+
+    name: str
+    """One of `POINTERS`, or `BUNDLE`."""
+    dtype: str
+    """One of `DTYPES`."""
+    target: Target
+    algorithm: str = "auto"
+    """Of softmax, its kernel."""
+    block_size: int | None = None
+    """Threads a block, of a GPU's kernel other than "auto"."""
+    unroll: int | None = None
+    """Vectors that a thread has under way at a time, of the same."""
+
+    def defines(self) -> dict[str, str]:
+        """Returns what the compiler is told to define, by name."""
+        told: dict[str, object] = {"DTYPE": self.dtype, "TARGET": self.target.kind}
+        if self.algorithm != "auto":
+            told["ALGORITHM"] = self.algorithm
+        if self.block_size is not None:
+            told["BLOCK_SIZE"] = self.block_size
+        if self.unroll is not None:
+            told["UNROLL"] = self.unroll
+        return {name: str(value) for name, value in told.items()}
+
+    def bundle(self) -> Library | None:
+        """Returns the library that has this one's functions among others, if there is such a one."""
+        alone = self.name == BUNDLE or self.algorithm != "auto" or self.target.kind != "cpu"
+        return None if alone else Library(BUNDLE, self.dtype, self.target)
+
+    def about(self) -> dict[str, object]:
+        """Returns all of it, by name, for a file."""
+        return {
+            "library": self.name,
+            "dtype": self.dtype,
+            "device": self.target.kind,
+            "architecture": self.target.architecture,
+            "algorithm": self.algorithm,
+            "block_size": self.block_size,
+            "unroll": self.unroll,
+        }
+
+    def file_name(self, target_cpu: str = "") -> str:
+        """Returns what the library is called where it has no folder of its own.
+
+        Args:
+            target_cpu: The CPU that it was built for, if that was said.
+        """
+        algorithm = "" if self.algorithm == "auto" else self.algorithm
+        parts = [self.name, self.dtype, self.target.kind, self.target.architecture, algorithm, target_cpu]
+        return "-".join(re.sub(r"[^\w.-]", "_", part) for part in parts if part) + ".so"
+
+    def __str__(self) -> str:
+        algorithm = "" if self.algorithm == "auto" else f" by {self.algorithm}"
+        name = "every op" if self.name == BUNDLE else self.name
+        return f"{name} of {self.dtype}{algorithm} for the {self.target}"
+
+
+def library(
+    name: str, dtype: str, target: Target, algorithm: str = "auto", *, block_size: int = 128, unroll: int = 4
+) -> Library:
+    """Returns the library for a call; what its kernel does not leave to the caller makes no other one.
+
+    Raises:
+        ValueError: If there is no such library.
+    """
+    if name not in POINTERS or dtype not in DTYPES:
+        raise ValueError(f"there is no library for {name!r} of {dtype!r}")
+    if algorithm != "auto" and name != "softmax":
+        raise ValueError(f"algorithm {algorithm!r} is one of softmax: {name} has none but 'auto'")
+    if algorithm == "auto" or target.kind == "cpu":
+        return Library(name, dtype, target, algorithm)
+    return Library(name, dtype, target, algorithm, block_size, unroll)

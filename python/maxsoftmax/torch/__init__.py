@@ -1,0 +1,150 @@
+"""Softmax, its logarithm and cross entropy for `torch.Tensor`s, in place of torch's own, with gradients of every order.
+
+Tensors are taken as they lie in memory, on the CPU or on a CUDA device, there on torch's current stream. A call goes
+straight to the kernel; under torch.compile, torch.func and the like it is an operator of `torch.library`. Derivatives
+that are computed forward, as by `torch.func.jvp`, are torch's own.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("maxsoftmax.torch needs PyTorch: pip install 'maxsoftmax[torch]'") from error
+
+from maxsoftmax.torch import autograd, losses, operators
+from maxsoftmax.torch.direct_losses import REDUCTIONS
+from maxsoftmax.torch.modes import is_autocast
+from maxsoftmax.torch.outputs import along
+from maxsoftmax.torch.patch import patch
+
+__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax"]
+
+CLASSES = (torch.int64, torch.int32)
+"""What the kernels take as classes."""
+
+
+def softmax(
+    x: torch.Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns softmax of a tensor along one dimension, as `torch.softmax` does.
+
+    Args:
+        x: Logits: of any shape; float32, bfloat16, float16 or float64, or anything else together with `dtype`. In any
+            order of dimensions, and from any address, they are not copied, unless they have gaps or overlaps.
+        dim: The dimension that will sum to 1; negative counts from the last. None is what `torch.nn.functional`
+            makes of it: 0 for tensors of rank 0, 1 and 3, else 1.
+        dtype: What `x` is converted to before, if not None. Under torch.autocast on a CUDA device it is float32 for
+            bfloat16 and float16.
+        out: Where the result goes, if not None: of its dtype and device. If its shape is another, it is given that
+            of `x`.
+
+    Returns:
+        Probabilities: of the shape and device of `x`, with its strides if it has no gaps. They have a gradient, and
+        that has one too.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        IndexError: If there is no such dimension.
+        ValueError: If `out` is on another device.
+        RuntimeError: If `out` is given where a gradient is wanted.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> maxsoftmax.torch.softmax(torch.tensor([[0.0, 0.0], [0.0, float("-inf")]]), dim=-1)
+        tensor([[0.5000, 0.5000],
+                [1.0000, 0.0000]])
+    """
+    if dtype is None and out is None and type(dim) is int and not is_autocast():
+        return autograd.softmax(x, dim)
+    return along("softmax", x, dim, dtype, out)
+
+
+def log_softmax(
+    x: torch.Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the logarithm of softmax of a tensor along one dimension, as `torch.log_softmax` does.
+
+    Args:
+        x: Logits, as for `softmax`.
+        dim: The dimension along which probabilities sum to 1, as for `softmax`.
+        dtype: What `x` is converted to before, as for `softmax`.
+        out: Where the result goes, as for `softmax`.
+
+    Returns:
+        Logarithms of probabilities: of the shape and device of `x`, with its strides if it has no gaps. They have a
+        gradient, and that has one too.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        IndexError: If there is no such dimension.
+        ValueError: If `out` is on another device.
+        RuntimeError: If `out` is given where a gradient is wanted.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> maxsoftmax.torch.log_softmax(torch.zeros(1, 2))
+        tensor([[-0.6931, -0.6931]])
+    """
+    if dtype is None and out is None and type(dim) is int and not is_autocast():
+        return autograd.log_softmax(x, dim)
+    return along("log_softmax", x, dim, dtype, out)
+
+
+def cross_entropy(  # noqa: PLR0917 (as torch has them)
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Returns the cross entropy of logits and targets, as `torch.nn.functional.cross_entropy` does.
+
+    Args:
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along dimension 1; of a dtype that `softmax` takes.
+        target: The class of each row: of the shape of `x` without the classes, int64, int32 or uint8, from 0 to n - 1
+            or `ignore_index`. On a GPU another one makes its row's loss NaN. Or the probabilities of all classes: of
+            the shape of `x`, and floating.
+        weight: What each class counts: of shape (n,) and the dtype of `x`; None counts all alike.
+        size_average: Deprecated in torch, as is `reduce`: either overrides `reduction`, with a warning.
+        ignore_index: The class of rows that do not count.
+        reduce: As `size_average`.
+        reduction: "mean" over the rows that count, by their weights, NaN if there are none; "sum"; or "none" for one
+            loss a row.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+
+    Returns:
+        The loss: a scalar, or of the shape of a class for each row; of the dtype and device of `x`, but float32 for
+        bfloat16 and float16 under torch.autocast. It has a gradient, and that has one too.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes or devices do not fit, a target on a CPU is not a class, or another argument is not one of
+            these.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> logits = torch.zeros(3, 4, requires_grad=True)
+        >>> loss = maxsoftmax.torch.cross_entropy(logits, torch.tensor([0, 3, -100]))
+        >>> loss.backward()
+        >>> print(f"{loss:.4f}", logits.grad[0])
+        1.3863 tensor([-0.3750,  0.1250,  0.1250,  0.1250])
+    """
+    if (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and type(ignore_index) is int
+        and type(label_smoothing) is float
+        and 0.0 <= label_smoothing <= 1.0
+        and type(reduction) is str
+        and reduction in REDUCTIONS
+        and type(target) is torch.Tensor
+        and target.dtype in CLASSES
+        and not is_autocast()
+    ):
+        return autograd.cross_entropy(x, target, ignore_index, label_smoothing, reduction)
+    return losses.cross_entropy(x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)

@@ -1,0 +1,253 @@
+"""Softmax, its logarithm, cross entropy and their gradients as functions that have gradients, of every order.
+
+Each function takes the shortest of three ways: to the kernel, if nobody wants a gradient; through a
+`torch.autograd.Function`; or as an operator (`operators`), if somebody beside the caller has to see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import is_grad_enabled as _has_gradients
+
+from maxsoftmax.torch import direct, direct_losses
+from maxsoftmax.torch.arguments import check_tensor, dimension
+from maxsoftmax.torch.direct_losses import class_dimension
+from maxsoftmax.torch.memory import PLAIN
+from maxsoftmax.torch.modes import is_forward, is_watched
+
+_operators = torch.ops.maxsoftmax
+
+
+def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns softmax along a dimension."""
+    if type(x) not in PLAIN or is_watched():
+        check_tensor(x)
+        return torch.softmax(x, dim) if is_forward() else _operators.softmax.default(x, dimension(x, dim))
+    if x.requires_grad and _has_gradients():
+        return _apply_softmax(x, dim)
+    return direct.softmax(x, dim)
+
+
+def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the logarithm of softmax along a dimension."""
+    if type(x) not in PLAIN or is_watched():
+        check_tensor(x)
+        return torch.log_softmax(x, dim) if is_forward() else _operators.log_softmax.default(x, dimension(x, dim))
+    if x.requires_grad and _has_gradients():
+        return _apply_log_softmax(x, dim)
+    return direct.log_softmax(x, dim)
+
+
+def softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the gradient of logits, given softmax and its gradient."""
+    if type(y) not in PLAIN or type(dy) not in PLAIN or is_watched():
+        return _operators.softmax_backward.default(y, dy, dim)
+    if _has_gradients() and (y.requires_grad or dy.requires_grad):
+        return _apply_softmax_backward(y, dy, dim)
+    return direct.softmax_backward(y, dy, dim)
+
+
+def log_softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the gradient of logits, given the logarithm of softmax and its gradient."""
+    if type(y) not in PLAIN or type(dy) not in PLAIN or is_watched():
+        return _operators.log_softmax_backward.default(y, dy, dim)
+    if _has_gradients() and (y.requires_grad or dy.requires_grad):
+        return _apply_log_softmax_backward(y, dy, dim)
+    return direct.log_softmax_backward(y, dy, dim)
+
+
+def cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: str
+) -> torch.Tensor:
+    """Returns the loss of logits and classes."""
+    if type(x) not in PLAIN or type(target) not in PLAIN or is_watched():
+        check_tensor(x)
+        if is_forward():
+            options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+            return torch.nn.functional.cross_entropy(x, target.long(), **options)
+        return _operators.cross_entropy.default(x, target, ignore_index, label_smoothing, reduction)[0]
+    if x.requires_grad and _has_gradients():
+        return _apply_cross_entropy(x, target, ignore_index, label_smoothing, reduction)
+    return direct_losses.cross_entropy(x, target, ignore_index, label_smoothing, reduction)[0]
+
+
+def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
+    x: torch.Tensor,
+    target: torch.Tensor,
+    pairs: torch.Tensor,
+    dloss: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+) -> torch.Tensor:
+    """Returns the gradient of logits, given the pairs of their rows and the gradient of the loss."""
+    choices = ignore_index, label_smoothing, reduction
+    if type(x) not in PLAIN or type(dloss) not in PLAIN or is_watched():
+        return _operators.cross_entropy_backward.default(x, target, pairs, dloss, *choices)
+    if _has_gradients() and (x.requires_grad or dloss.requires_grad):
+        return _apply_cross_entropy_backward(x, target, pairs, dloss, *choices)
+    return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices)
+
+
+# The gradients, and theirs. A context has all tensors that they need, and what was chosen beside.
+
+
+def of_softmax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of softmax."""
+    (y,), (dim,) = ctx.saved_tensors, ctx.choices
+    return softmax_backward(y, dy, dim), None
+
+
+def of_log_softmax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of the logarithm of softmax."""
+    (y,), (dim,) = ctx.saved_tensors, ctx.choices
+    return log_softmax_backward(y, dy, dim), None
+
+
+def of_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx = y · (dy - Σ y·dy): by y and by dy."""
+    (y, dy), (dim,) = ctx.saved_tensors, ctx.choices
+    by_y = by_dy = None
+    if ctx.needs_input_grad[0]:
+        by_y = g * (dy - (y * dy).sum(dim, keepdim=True)) - dy * (y * g).sum(dim, keepdim=True)
+    if ctx.needs_input_grad[1]:
+        by_dy = softmax_backward(y, g, dim)
+    return by_y, by_dy, None
+
+
+def of_log_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx = dy - e^y · Σ dy: by y and by dy."""
+    (y, dy), (dim,) = ctx.saved_tensors, ctx.choices
+    weighted = g * y.exp()
+    return -weighted * dy.sum(dim, keepdim=True), g - weighted.sum(dim, keepdim=True), None
+
+
+def of_cross_entropy(ctx: Any, dloss: torch.Tensor, dpairs: torch.Tensor | None = None) -> tuple[Any, ...]:
+    """Returns the gradient of the loss alone: nobody is given the pairs."""
+    x, target, pairs = ctx.saved_tensors
+    planned = getattr(ctx, "planned", None)
+    if planned is not None:
+        if not _has_gradients() and type(dloss) is torch.Tensor and not is_watched():
+            dx = direct_losses.gradient(planned, x, target, pairs, dloss)
+            if dx is not None:
+                return dx, None, None, None, None
+        pairs = direct_losses.pairs_of(pairs, x)
+    return cross_entropy_backward(x, target, pairs, dloss, *ctx.choices), None, None, None, None
+
+
+def of_cross_entropy_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx = (softmax(x) - wanted) · dloss / rows: by x, its pairs included, and by dloss."""
+    (x, target, pairs, dloss), (ignore_index, _, reduction) = ctx.saved_tensors, ctx.choices
+    place = class_dimension(x)
+    by_x = by_dloss = None
+    if ctx.needs_input_grad[0]:
+        counts = target != ignore_index
+        scale = dloss * counts
+        if reduction == "mean":
+            scale = scale / counts.sum().clamp(min=1)
+        by_x = softmax_backward(softmax(x, place), g * scale.unsqueeze(place), place)
+    if ctx.needs_input_grad[3]:
+        by_one = g * cross_entropy_backward(x, target, pairs, torch.ones_like(dloss), *ctx.choices)
+        by_dloss = by_one.sum(place) if reduction == "none" else by_one.sum()
+    return by_x, None, None, by_dloss, None, None, None
+
+
+class _Softmax(torch.autograd.Function):  # type: ignore[misc]
+    """Softmax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps the result, of which the gradient is made."""
+        y = direct.softmax(x, dim)
+        ctx.save_for_backward(y)
+        ctx.choices = (dim,)
+        return y
+
+    backward = staticmethod(of_softmax)
+
+
+class _LogSoftmax(torch.autograd.Function):  # type: ignore[misc]
+    """The logarithm of softmax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps the result, of which the gradient is made."""
+        y = direct.log_softmax(x, dim)
+        ctx.save_for_backward(y)
+        ctx.choices = (dim,)
+        return y
+
+    backward = staticmethod(of_log_softmax)
+
+
+class _SoftmaxBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient of softmax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps both."""
+        ctx.save_for_backward(y, dy)
+        ctx.choices = (dim,)
+        return direct.softmax_backward(y, dy, dim)
+
+    backward = staticmethod(of_softmax_backward)
+
+
+class _LogSoftmaxBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient of the logarithm of softmax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps both."""
+        ctx.save_for_backward(y, dy)
+        ctx.choices = (dim,)
+        return direct.log_softmax_backward(y, dy, dim)
+
+    backward = staticmethod(of_log_softmax_backward)
+
+
+class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """Cross entropy with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, *choices: Any) -> torch.Tensor:
+        """Keeps the pairs, so that the gradient need not find them again."""
+        made = direct_losses.trained(x, target, *choices)
+        loss, pairs, ctx.planned = made or (*direct_losses.cross_entropy(x, target, *choices), None)
+        ctx.save_for_backward(x, target, pairs)
+        ctx.choices = choices
+        return loss
+
+    backward = staticmethod(of_cross_entropy)
+
+
+class _CrossEntropyBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient of cross entropy with a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, dloss: torch.Tensor, *choices: Any
+    ) -> torch.Tensor:
+        """Keeps all of it."""
+        ctx.save_for_backward(x, target, pairs, dloss)
+        ctx.choices = choices
+        return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices)
+
+    backward = staticmethod(of_cross_entropy_backward)
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
+    """Returns what applies a function, without a look for transforms, which `is_watched` has taken."""
+    applied: Callable[..., torch.Tensor] = super(torch.autograd.Function, function).apply
+    return applied
+
+
+_apply_softmax = applied(_Softmax)
+_apply_log_softmax = applied(_LogSoftmax)
+_apply_softmax_backward = applied(_SoftmaxBackward)
+_apply_log_softmax_backward = applied(_LogSoftmaxBackward)
+_apply_cross_entropy = applied(_CrossEntropy)
+_apply_cross_entropy_backward = applied(_CrossEntropyBackward)

@@ -1,0 +1,220 @@
+"""The functions of `autograd` as operators of torch.library: what torch.compile, torch.func and modes see.
+
+Results lie as `torch.empty_like` has them. Compiled code relies on memory that is aligned, so they always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from maxsoftmax.torch import autograd, direct, direct_losses
+from maxsoftmax.torch.arguments import check_target
+from maxsoftmax.torch.direct_losses import empty_losses
+
+_library = torch.library.Library("maxsoftmax", "DEF")
+_CHOICES = "int ignore_index, float label_smoothing, str reduction"
+
+SCHEMAS = {
+    "softmax": "(Tensor x, int dim) -> Tensor",
+    "log_softmax": "(Tensor x, int dim) -> Tensor",
+    "softmax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
+    "log_softmax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
+    "cross_entropy": f"(Tensor x, Tensor target, {_CHOICES}) -> (Tensor, Tensor)",
+    "cross_entropy_backward": f"(Tensor x, Tensor target, Tensor pairs, Tensor dloss, {_CHOICES}) -> Tensor",
+}
+"""The operators, as torch.ops.maxsoftmax has them."""
+
+
+def _softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.softmax(x, dim, torch.empty_like(x))
+
+
+def _log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.log_softmax(x, dim, torch.empty_like(x))
+
+
+def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.softmax_backward(y, dy, dim, torch.empty_like(y))
+
+
+def _log_softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.log_softmax_backward(y, dy, dim, torch.empty_like(y))
+
+
+def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
+    x: torch.Tensor,
+    target: torch.Tensor,
+    pairs: torch.Tensor,
+    dloss: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+) -> torch.Tensor:
+    choices = ignore_index, label_smoothing, reduction
+    return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices, torch.empty_like(x))
+
+
+def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _like_cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_target(target, x)
+    return empty_losses(x, reduction)
+
+
+# What becomes of them under torch.vmap: a batch is one more dimension, or more rows.
+
+
+def _batched_along(operator: Any) -> Any:
+    def apply(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        *tensors, dim = arguments
+        tensors = [_first(x, place, info.batch_size) for x, place in zip(tensors, in_dims, strict=False)]
+        if tensors[0].ndim == 1:
+            # Scalars have a dimension in name only.
+            return operator(*(x.unsqueeze(-1) for x in tensors), 1).squeeze(-1), 0
+        return operator(*tensors, dim + 1 if dim >= 0 else dim), 0
+
+    return apply
+
+
+def _first(x: torch.Tensor, place: int | None, size: int) -> torch.Tensor:
+    """Returns a tensor whose first dimension is that of the batch."""
+    return x.expand(size, *x.shape) if place is None else x.movedim(place, 0)
+
+
+def _in_rows(x: torch.Tensor) -> torch.Tensor:
+    """Returns a batch of logits as logits of more rows: of rank 2 or more."""
+    return x if x.ndim == 2 else x.flatten(0, 1)
+
+
+def _batched_cross_entropy(info: Any, in_dims: tuple[Any, ...], x: Any, target: Any, *choices: Any) -> Any:
+    ignore_index, label_smoothing, reduction = choices
+    x, target = _first(x, in_dims[0], info.batch_size), _first(target, in_dims[1], info.batch_size)
+    loss, pairs = _operators.cross_entropy.default(_in_rows(x), _targets(target), ignore_index, label_smoothing, "none")
+    loss, pairs = loss.reshape(target.shape), pairs.reshape(*target.shape, 2)
+    if reduction == "none":
+        return (loss, pairs), (0, 0)
+    total = _sums(loss)
+    if reduction == "mean":
+        total = total / _counted(target, ignore_index)
+    return (total, pairs), (0, 0)
+
+
+def _batched_cross_entropy_backward(  # noqa: PLR0917
+    info: Any, in_dims: tuple[Any, ...], x: Any, target: Any, pairs: Any, dloss: Any, *choices: Any
+) -> Any:
+    ignore_index, label_smoothing, reduction = choices
+    x, target, pairs, dloss = (
+        _first(t, place, info.batch_size) for t, place in zip((x, target, pairs, dloss), in_dims, strict=False)
+    )
+    if reduction == "mean":
+        dloss = dloss / _counted(target, ignore_index)
+    if reduction != "none":
+        dloss = dloss.reshape(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
+    rows, targets = _in_rows(x), _targets(target)
+    pairs, dloss = pairs.reshape(*targets.shape, 2), dloss.reshape(targets.shape)
+    dx = _operators.cross_entropy_backward.default(rows, targets, pairs, dloss, ignore_index, label_smoothing, "none")
+    return dx.reshape(x.shape), 0
+
+
+def _targets(target: torch.Tensor) -> torch.Tensor:
+    """Returns a batch of targets as targets of more rows."""
+    return target if target.ndim == 1 else target.flatten(0, 1)
+
+
+def _counted(target: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Returns how many rows count, for each of a batch."""
+    return _sums((target != ignore_index).long())
+
+
+def _sums(x: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of each tensor of a batch."""
+    return x.flatten(1).sum(1) if x.ndim > 1 else x
+
+
+# What gradients are made of.
+
+
+def _keep_result(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.choices = inputs[1:]
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, torch.Tensor)))
+    ctx.choices = tuple(value for value in inputs if not isinstance(value, torch.Tensor))
+
+
+def _keep_pairs(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, target, *choices = inputs
+    ctx.save_for_backward(x, target, output[1])
+    ctx.choices = tuple(choices)
+
+
+def _differentiable(name: str) -> Callable[..., Any]:
+    """Returns what an operator does before it computes: note how its gradient is made.
+
+    torch.library.register_autograd does the same, but not under torch.func.vmap of torch.func.grad.
+    """
+    operator = getattr(torch.ops.maxsoftmax, name).default
+    keep = _KEPT.get(name, _keep_inputs)
+    of_operator = getattr(autograd, f"of_{name}")
+
+    def compute(keys: Any, arguments: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *arguments, keys = arguments  # type: ignore[assignment]
+        results = compute(keys, tuple(arguments))
+        keep(ctx, arguments, results)
+        return results
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return *of_operator(ctx, *gradients), None
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    apply = autograd.applied(type(f"maxsoftmax_{name}", (torch.autograd.Function,), members))
+
+    def run(keys: Any, *arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
+            # Transforms have unwrapped the tensors of their own level: what is left is one level, whatever is below it.
+            with enable_single_level_autograd_function():
+                return apply(*arguments, keys)
+        return compute(keys, arguments)
+
+    return run
+
+
+_operators = torch.ops.maxsoftmax
+_KERNELS = {
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "softmax_backward": _softmax_backward,
+    "log_softmax_backward": _log_softmax_backward,
+    "cross_entropy": direct_losses.cross_entropy,
+    "cross_entropy_backward": _cross_entropy_backward,
+}
+_BATCHED = {
+    "cross_entropy": _batched_cross_entropy,
+    "cross_entropy_backward": _batched_cross_entropy_backward,
+}
+_KEPT = {"softmax": _keep_result, "log_softmax": _keep_result, "cross_entropy": _keep_pairs}
+
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _KERNELS[_name], _key)
+    _full = f"maxsoftmax::{_name}"
+    torch.library.register_fake(_full, _like_cross_entropy if _name == "cross_entropy" else _like_first, lib=_library)
+    _library.impl(_name, _differentiable(_name), "Autograd", with_keyset=True)
+    torch.library.register_vmap(
+        _full, _BATCHED.get(_name) or _batched_along(getattr(_operators, _name).default), lib=_library
+    )
