@@ -2,7 +2,7 @@
 
 from max.gpu.host import DeviceContext
 
-from maxsoftmax import Rows, softmax
+from maxsoftmax import Cpu, Rows, softmax
 
 
 def main() raises:
@@ -14,7 +14,7 @@ def main() raises:
     var probabilities = List[Float32](length=rows * n, fill=0)
 
     var cpu = DeviceContext(api="cpu")
-    softmax["cpu"](
+    softmax[Cpu](
         probabilities.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
         logits.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
         Rows(rows, n, 1),

@@ -2,6 +2,8 @@ import subprocess
 import sys
 
 import pytest
+from maxsoftmax import _native
+from maxsoftmax._native import build
 
 # A minute and a half each; what is slow takes the ways of its neighbours.
 SLOW = [pytest.param(architecture, marks=pytest.mark.slow) for architecture in ("sm_80", "sm_86", "sm_100a")]
@@ -16,3 +18,10 @@ def test_ops_compile_for_gpus_that_are_not_here(root, environment, architecture,
     name, size = done.stdout.split()
     assert name == architecture
     assert int(size) > 10_000
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)])
+def test_a_library_is_built_for_a_gpu_that_is_not_here(architecture):
+    library = _native.Library("cross_entropy_backward", "bfloat16", _native.Target("gpu", architecture))
+    with build.built(library) as path:
+        assert path.stat().st_size > 50_000

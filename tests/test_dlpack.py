@@ -1,3 +1,5 @@
+import itertools
+
 import array_api_strict
 import maxsoftmax
 import ml_dtypes
@@ -57,6 +59,40 @@ def test_torch_tensors(device):
                     check(y.cpu().numpy(), t.cpu().numpy(), axis=axis)
     with pytest.raises(TypeError, match="cannot be shared"):
         maxsoftmax.softmax(torch.randn(3, device=where, requires_grad=True))
+
+
+def test_torch_tensors_of_every_layout_and_op(device):
+    torch = pytest.importorskip("torch")
+    where = {"cpu": "cpu", "gpu": "cuda"}[device]
+    x = torch.randn(4, 6, 5).to(where)
+    target = torch.randint(0, 6, (4, 5), device=where)
+    for order in itertools.permutations(range(3)):
+        t = x.permute(order).contiguous().permute(*np.argsort(order).tolist())
+        assert maxsoftmax.softmax(t, axis=1).stride() == t.stride()
+        torch.testing.assert_close(maxsoftmax.log_softmax(t, axis=1), torch.log_softmax(x, 1))
+        torch.testing.assert_close(maxsoftmax.logsumexp(t, axis=(0, 2)), torch.logsumexp(x, (0, 2)))
+        m, d = maxsoftmax.max_sum(t, axis=0)
+        torch.testing.assert_close(m, x.amax(0))
+        torch.testing.assert_close(d, (x - x.amax(0)).exp().sum(0))
+        y = torch.softmax(x, 1)
+        dx = maxsoftmax.softmax_backward(y, t, axis=1)
+        torch.testing.assert_close(dx, y * (x - (y * x).sum(1, keepdim=True)))
+        loss, pairs = maxsoftmax.cross_entropy_forward(t, target)
+        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, target))
+        dx = maxsoftmax.cross_entropy_backward(t, target, pairs)
+        written = t.clone()
+        assert maxsoftmax.cross_entropy_backward_(written, target, pairs) is written
+        torch.testing.assert_close(written, dx, rtol=0, atol=0)
+        masked = maxsoftmax.softmax(t, mask=t > 0, scale=0.5, causal=True)
+        seen = (x > 0) & torch.ones(6, 5, dtype=bool, device=where).tril(5 - 6)
+        expected = torch.softmax((x * 0.5).masked_fill(~seen, -torch.inf), -1).nan_to_num(0)
+        torch.testing.assert_close(masked, expected)
+    assert maxsoftmax.softmax(torch.arange(4, device=where)).dtype == torch.float64
+    assert maxsoftmax.softmax(x[:, ::2], axis=0, device="cpu").device == x.device
+    torch.testing.assert_close(maxsoftmax.softmax(x[:, ::2], axis=0, device="cpu"), torch.softmax(x[:, ::2], 0))
+    # Arrays of other kinds go along.
+    loss = maxsoftmax.cross_entropy(x, target.cpu().numpy())
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, target))
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
 import importlib.util
+import subprocess
 
 import maxsoftmax
 import numpy as np
@@ -7,6 +8,7 @@ from max.driver import Buffer
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import runtime
+from maxsoftmax.extension import run_mojo, source
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +54,11 @@ def test_no_token_sees_what_comes_after_it(transformer, device, extensions):
     before, after = (model.execute(Buffer.from_numpy(a).to(where))[0].to(runtime.device("cpu")) for a in (x, changed))
     same = (before.to_numpy() == after.to_numpy()).all(axis=1)
     assert same.tolist() == [True] * 12 + [False] * 8
+
+
+def test_a_mojo_program(root, tmp_path):
+    program = tmp_path / "softmax"
+    run_mojo("build", "-I", str(source().parent), str(root / "examples" / "softmax.mojo"), "-o", str(program))
+    lines = subprocess.run([program], check=True, capture_output=True, encoding="utf-8").stdout.splitlines()
+    assert [line.rpartition(" ")[0] for line in lines] == [f"row {row} sums to" for row in range(3)]
+    assert all(abs(float(line.split()[-1]) - 1) < 1e-6 for line in lines)

@@ -1,5 +1,6 @@
 """Softmax kernels for CPU and GPU: as functions on memory for Mojo programs, and as ops that graphs of MAX call."""
 
+from .cpu.kernels import Cpu
 from .direct import (
     cross_entropy,
     cross_entropy_backward,
@@ -10,7 +11,11 @@ from .direct import (
     softmax_backward,
     statistics,
 )
+from .forms import Forms, Kind, Operand, formed_softmax
+from .gpu.kernels import Gpu
+from .kernels import Kernels
 from .loss import LossOptions, Reduction, Targets
+from .online import accumulator
 from .queue import Queue
 from .registry import (
     CrossEntropy,
@@ -24,4 +29,4 @@ from .registry import (
     Softmax,
     SoftmaxBackward,
 )
-from .rows import Rows
+from .rows import Rows, Source, Target

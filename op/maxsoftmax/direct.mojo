@@ -4,21 +4,18 @@
 On a GPU a call enqueues its kernels and returns; a `DeviceContext` is a `Queue`.
 """
 
-from max.gpu.host.info import is_cpu
-
-from . import cpu, gpu
 from .finish import Finish
+from .kernels import Kernels
 from .loss import LossOptions, Targets
 from .online import accumulator
 from .queue import Queue
-from .row_pairs import RowPairs
 from .rows import Rows, Source, Target
 
 
 def softmax[
     dtype: DType,
     //,
-    target: StaticString,
+    K: Kernels,
     contiguous: Bool = False,
     *,
     algorithm: StaticString = "auto",
@@ -29,7 +26,7 @@ def softmax[
 
     Parameters:
         dtype: Dtype of both tensors: float32, bfloat16, float16 or float64.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block of a GPU kernel chosen by name, a power of two up to 1024.
@@ -43,22 +40,19 @@ def softmax[
     """
     if rows.is_empty():
         return
-    comptime if is_cpu[target]():
-        cpu.softmax[algorithm, dtype, contiguous](y, x, rows, queue)
-    else:
-        gpu.softmax[algorithm, dtype, block_size, unroll, contiguous](
-            y, x, rows, queue
-        )
+    K.softmax[algorithm, dtype, block_size, unroll, contiguous](
+        y, x, rows, queue
+    )
 
 
 def log_softmax[
-    dtype: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Writes the logarithm of softmax of every row of `x`: (x - max x) - ln Σ exp(x - max x).
 
     Parameters:
         dtype: Dtype of both tensors.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -68,11 +62,11 @@ def log_softmax[
         queue: Where to compute.
     """
     if not rows.is_empty():
-        _auto[target, dtype, Finish.LOGARITHMS, contiguous](y, x, rows, queue)
+        K.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, queue)
 
 
 def statistics[
-    dtype: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
 ](
     pairs: Target[accumulator[dtype]()],
     x: Source[dtype],
@@ -83,7 +77,7 @@ def statistics[
 
     Parameters:
         dtype: Dtype of the logits.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -93,13 +87,13 @@ def statistics[
         queue: Where to compute.
     """
     if rows.count() != 0:
-        _auto[target, dtype, Finish.PAIR, contiguous](
+        K.auto[dtype, Finish.PAIR, contiguous](
             pairs.unsafe_bitcast[Scalar[dtype]](), x, rows, queue
         )
 
 
 def max_sum[
-    dtype: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
 ](
     result: Target[accumulator[dtype]()],
     x: Source[dtype],
@@ -111,7 +105,7 @@ def max_sum[
 
     Parameters:
         dtype: Dtype of the logits.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -121,22 +115,20 @@ def max_sum[
         apart: Whether it is the latter.
         queue: Where to compute.
     """
-    if not apart:
-        statistics[target, contiguous](result, x, rows, queue)
-        return
-    var pairs = RowPairs[target, accumulator[dtype]()](rows.count(), queue)
-    statistics[target, contiguous](pairs.pointer(), x, rows, queue)
-    pairs.split(result, queue)
+    if apart:
+        K.max_sum_apart[dtype, contiguous](result, x, rows, queue)
+    else:
+        statistics[K, contiguous](result, x, rows, queue)
 
 
 def logsumexp[
-    dtype: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Writes ln Σ exp x of every row of `x`.
 
     Parameters:
         dtype: Dtype of both tensors.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -145,15 +137,13 @@ def logsumexp[
         rows: How the memory is divided into rows.
         queue: Where to compute.
     """
-    var pairs = RowPairs[target, accumulator[dtype]()](rows.count(), queue)
-    statistics[target, contiguous](pairs.pointer(), x, rows, queue)
-    pairs.logarithms(y, queue)
+    K.logsumexp[dtype, contiguous](y, x, rows, queue)
 
 
 def softmax_backward[
     dtype: DType,
     //,
-    target: StaticString,
+    K: Kernels,
     contiguous: Bool = False,
     *,
     log: Bool = False,
@@ -168,7 +158,7 @@ def softmax_backward[
 
     Parameters:
         dtype: Dtype of all tensors.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
         log: Whether `y` is what log_softmax returned.
 
@@ -181,14 +171,11 @@ def softmax_backward[
     """
     if rows.is_empty():
         return
-    comptime if is_cpu[target]():
-        cpu.backward[dtype, log, contiguous](dx, y, dy, rows, queue)
-    else:
-        gpu.backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+    K.backward[dtype, log, contiguous](dx, y, dy, rows, queue)
 
 
 def cross_entropy[
-    dtype: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
 ](
     loss: Target[dtype],
     pairs: Target[accumulator[dtype]()],
@@ -202,7 +189,7 @@ def cross_entropy[
 
     Parameters:
         dtype: Dtype of the logits and of the loss.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -217,15 +204,12 @@ def cross_entropy[
     Raises:
         Error: On a CPU, if a target is neither a class nor ignored. On a GPU its loss is NaN.
     """
-    statistics[target, contiguous](pairs, x, rows, queue)
-    comptime if is_cpu[target]():
-        cpu.losses(loss, pairs, x, targets, rows, options, queue)
-    else:
-        gpu.losses(loss, pairs, x, targets, rows, options, queue)
+    statistics[K, contiguous](pairs, x, rows, queue)
+    K.losses[dtype](loss, pairs, x, targets, rows, options, queue)
 
 
 def cross_entropy_backward[
-    dtype: DType, up: DType, //, target: StaticString, contiguous: Bool = False
+    dtype: DType, up: DType, //, K: Kernels, contiguous: Bool = False
 ](
     dx: Target[dtype],
     x: Source[dtype],
@@ -241,7 +225,7 @@ def cross_entropy_backward[
     Parameters:
         dtype: Dtype of the logits.
         up: Dtype of the gradient of the loss: that of the logits, or its accumulator.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
@@ -256,18 +240,6 @@ def cross_entropy_backward[
     """
     if rows.is_empty():
         return
-    comptime if is_cpu[target]():
-        cpu.gradients(dx, x, pairs, targets, dloss, rows, options, queue)
-    else:
-        gpu.gradients[contiguous=contiguous](
-            dx, x, pairs, targets, dloss, rows, options, queue
-        )
-
-
-def _auto[
-    target: StaticString, dtype: DType, finish: Finish, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    comptime if is_cpu[target]():
-        cpu.auto[dtype, finish, contiguous](y, x, rows, queue)
-    else:
-        gpu.auto[dtype, finish, contiguous](y, x, rows, queue)
+    K.gradients[dtype, up, contiguous](
+        dx, x, pairs, targets, dloss, rows, options, queue
+    )

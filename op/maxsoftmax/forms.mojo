@@ -4,9 +4,8 @@ from std.sys import size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
-from max.gpu.host.info import is_cpu
 
-from . import cpu, gpu
+from .kernels import Kernels
 from .logits import Logits
 from .online import accumulator
 from .queue import Queue
@@ -217,13 +216,13 @@ struct _Plain(OutputFusion):
 
 
 def formed_softmax[
-    dtype: DType, //, target: StaticString, contiguous: Bool
+    dtype: DType, //, K: Kernels, contiguous: Bool
 ](y: Target[dtype], x: Source[dtype], forms: Forms[dtype], queue: Queue) raises:
     """Writes softmax of what `forms` makes of `x`.
 
     Parameters:
         dtype: Dtype of both tensors.
-        target: "cpu" or "gpu".
+        K: `Cpu` or `Gpu`.
         contiguous: Whether there is nothing after the axis of the softmax.
 
     Args:
@@ -254,7 +253,4 @@ def formed_softmax[
     var sinks = Logits[_Sink[dtype], accum, rank, AXIS, False](
         _Sink(forms), ones, forms.masked
     )
-    comptime if is_cpu[target]():
-        cpu.fused[has_sink=True](results, logits, sinks, queue)
-    else:
-        gpu.fused[has_sink=True](results, logits, sinks, queue)
+    K.fused[has_sink=True](results, logits, sinks, queue)

@@ -28,7 +28,7 @@ struct Table(Movable):
         """Returns the address of what has a key, or 0."""
         var memory = self._memory.unsafe_ptr()
         for probe in range(PROBES):
-            var place = (key + probe) & (PLACES - 1)
+            var place = _place(key, probe)
             if memory[unsafe_offset=PLACES + place] == Int64(key):
                 return Int(memory[unsafe_offset=2 * PLACES + place])
         return 0
@@ -46,7 +46,7 @@ struct Table(Movable):
             .unsafe_origin_cast[MutUntrackedOrigin]()
         )
         for probe in range(PROBES):
-            var place = (key + probe) & (PLACES - 1)
+            var place = _place(key, probe)
             if Atomic.fetch_add(memory.unsafe_offset(place), 1) == 0:
                 memory[unsafe_offset=2 * PLACES + place] = Int64(address)
                 # Whoever sees the key sees the address.
@@ -55,6 +55,13 @@ struct Table(Movable):
                 )
                 return True
         return False
+
+
+@inline(.always)
+def _place(key: Int, probe: Int) -> Int:
+    """Returns where to look for a key, all of whose bits have a say."""
+    var mixed = UInt64(key) * 0x9E3779B97F4A7C15
+    return (Int(mixed >> 32) + probe) & (PLACES - 1)
 
 
 struct Kept(Movable):
@@ -88,3 +95,9 @@ def heap[T: AnyType]() -> Pointer[T, MutUntrackedOrigin]:
     """Returns memory for one thing that lives as long as the process, unless it is freed by C's free().
     """
     return external_call["malloc", Pointer[T, MutUntrackedOrigin]](size_of[T]())
+
+
+def release[T: Deinitable](thing: Pointer[T, MutUntrackedOrigin]):
+    """Ends a thing that is on the heap."""
+    thing.unsafe_deinit_pointee()
+    external_call["free", NoneType](thing)

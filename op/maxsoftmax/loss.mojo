@@ -2,7 +2,7 @@
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.sys import size_of
-from std.utils.numerics import nan
+from std.utils.numerics import inf, nan, neg_inf
 
 from .exponential import Unit, logarithm
 from .rows import Source
@@ -312,3 +312,15 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         if are_target:
             wanted += smoothing.rest
         return (p - wanted) * scale
+
+
+@inline(.always)
+def log_of_sum[
+    dtype: DType, //
+](m: Scalar[dtype], d: Scalar[dtype]) -> Scalar[dtype]:
+    """Returns m + ln d, ln Σ e^x of a row that has this pair; m where that is infinite, which d then says nothing of.
+    """
+    if m == inf[dtype]() or m == neg_inf[dtype]():
+        # NaN beside -inf only is in d.
+        return m if m == inf[dtype]() or d == 0 else d
+    return m + logarithm(d)

@@ -3,7 +3,6 @@
 from std.builtin.device_passable import DevicePassable
 from std.collections.optional import OptionalReg
 from std.math import align_up
-from std.ffi import external_call
 from std.memory import Pointer
 from std.reflection import get_linkage_name
 from std.sys import size_of
@@ -16,7 +15,7 @@ from max.gpu.host import (
 )
 from max.gpu.host.launch_attribute import LaunchAttribute
 
-from .kept import Kept, heap, key_of
+from .kept import Kept, heap, key_of, release
 from .rows import Target
 
 comptime SCRATCH_ALIGNMENT = 256
@@ -200,15 +199,19 @@ struct Queue(ImplicitlyCopyable):
         var key = name ^ (shared_mem_bytes << 12)
         ref kernels = self._kept.value()[].kernels
         var found = kernels.find(key)
-        if found == 0:
+        var is_kept = found != 0
+        if not is_kept:
             var loaded = heap[Loaded]()
             loaded.unsafe_write(
                 self.ctx.compile_function[kernel](func_attribute=attribute)
             )
             found = Int(loaded)
-            _ = kernels.keep(key, found)
+            is_kept = kernels.keep(key, found)
+        var loaded = Pointer[Loaded, MutUntrackedOrigin](
+            unsafe_from_address=found
+        )
         self._stream.value().enqueue_function(
-            Pointer[Loaded, MutUntrackedOrigin](unsafe_from_address=found)[],
+            loaded[],
             *args,
             grid_dim=grid_dim,
             block_dim=block_dim,
@@ -216,6 +219,8 @@ struct Queue(ImplicitlyCopyable):
             shared_mem_bytes=shared_mem_bytes,
             attributes=attributes^,
         )
+        if not is_kept:
+            release(loaded)
 
 
 def _stream(
@@ -233,6 +238,5 @@ def _stream(
     var place = heap[DeviceStream]()
     place.unsafe_write(made)
     if not kept[].streams.keep(handle + 1, Int(place)):
-        place.unsafe_deinit_pointee()
-        external_call["free", NoneType](place)
+        release(place)
     return made

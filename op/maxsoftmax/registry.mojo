@@ -19,9 +19,18 @@ from .direct import (
     softmax_backward,
     statistics,
 )
+from .cpu.kernels import Cpu
+from .gpu.kernels import Gpu
+from .kernels import Kernels
 from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
 from .rows import Rows, Source, Target
+
+
+comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
+    target
+]() else Gpu
+"""The kernels of what MAX calls "cpu" or "gpu"."""
 
 
 @compiler.register("softmax")
@@ -55,7 +64,7 @@ struct Softmax:
             ctx: The device.
         """
         softmax[
-            target,
+            KernelsOf[target],
             axis == x.rank - 1,
             algorithm=algorithm,
             block_size=block_size,
@@ -91,9 +100,9 @@ struct FusedSoftmax:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        fused.softmax[target, axis, has_prologue_fusion, has_epilogue_fusion](
-            y, x, ctx
-        )
+        fused.softmax[
+            KernelsOf[target], axis, has_prologue_fusion, has_epilogue_fusion
+        ](y, x, ctx)
 
 
 @compiler.register("softmax_masked")
@@ -226,7 +235,7 @@ struct LogSoftmax:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        log_softmax[target, axis == x.rank - 1](
+        log_softmax[KernelsOf[target], axis == x.rank - 1](
             _target(y), _source(x), Rows.of[axis](x.shape()), ctx
         )
 
@@ -255,7 +264,7 @@ struct MaxSum:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        statistics[target, axis == x.rank - 1](
+        statistics[KernelsOf[target], axis == x.rank - 1](
             _sums[x.dtype](pairs),
             _source(x),
             Rows.of[axis](x.shape()),
@@ -286,7 +295,7 @@ struct LogSumExp:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        logsumexp[target, axis == x.rank - 1](
+        logsumexp[KernelsOf[target], axis == x.rank - 1](
             _target(y), _source(x), Rows.of[axis](x.shape()), ctx
         )
 
@@ -318,7 +327,7 @@ struct SoftmaxBackward:
             dy: Its gradient.
             ctx: The device.
         """
-        softmax_backward[target, axis == y.rank - 1, log=log](
+        softmax_backward[KernelsOf[target], axis == y.rank - 1, log=log](
             _target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx
         )
 
@@ -361,7 +370,7 @@ struct CrossEntropy:
         Raises:
             Error: On a CPU, if a target is neither a class nor `ignore_index`. On a GPU its loss is NaN.
         """
-        cross_entropy[target, axis == x.rank - 1](
+        cross_entropy[KernelsOf[target], axis == x.rank - 1](
             _target(loss),
             _sums[x.dtype](pairs),
             _source(x),
@@ -408,7 +417,7 @@ struct CrossEntropyBackward:
             dloss: (rows,), the gradient of each row's loss, or (1,), that of what became of all.
             ctx: The device.
         """
-        cross_entropy_backward[target, axis == x.rank - 1](
+        cross_entropy_backward[KernelsOf[target], axis == x.rank - 1](
             _target(dx),
             _source(x),
             _sums[x.dtype](pairs),
@@ -456,7 +465,7 @@ struct CrossEntropyBackwardInPlace:
             ctx: The device.
         """
         var logits = x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        cross_entropy_backward[target, axis == x.rank - 1](
+        cross_entropy_backward[KernelsOf[target], axis == x.rank - 1](
             logits,
             logits,
             _sums[x.dtype](pairs),

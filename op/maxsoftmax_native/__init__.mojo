@@ -1,7 +1,8 @@
 """C functions of the kernels of `maxsoftmax`: what Python, torch and XLA call without a graph.
 
-Every other file but `border.mojo` is one op, of which `mojo build --emit shared-lib -D DTYPE=float32 -D TARGET=cpu` makes
-a library of three functions:
+Every file but `border.mojo` is one op, of which `mojo build --emit shared-lib -I op -I op/maxsoftmax_native/cpu
+-D DTYPE=float32 -D TARGET=cpu` makes a library of three functions (one of all ops has the op's name behind those of the last
+two):
 
     void *maxsoftmax_open(int64_t device, char **error)
         Opens the CPU (-1) or a GPU (its index), once a process: a context of one library is good in all.

@@ -181,27 +181,30 @@ def count[O: Op](call: Int) -> Int:
     """
     comptime if TARGET == "cpu":
         return 0
-    var called = Call(call)
-    var most = 0
-    # Kernels differ by whether memory is aligned, and so does what they leave to each other.
-    comptime for shift in range(2):
-        var used = 0
-        var pointers = Pointers()
-        for i in range(Pointers.MOST):
-            pointers.addresses[i] = ALIGNED + 8 * shift
-        try:
-            O.run(
-                called,
-                pointers,
-                Queue.measuring(
-                    called.device()[].ctx,
-                    Pointer(to=used).unsafe_origin_cast[MutUntrackedOrigin](),
-                ),
-            )
-        except:
-            return -1
-        most = max(most, used)
-    return most
+    else:
+        var called = Call(call)
+        var most = 0
+        # Kernels differ by whether memory is aligned, and so does what they leave to each other.
+        comptime for shift in range(2):
+            var used = 0
+            var pointers = Pointers()
+            for i in range(Pointers.MOST):
+                pointers.addresses[i] = ALIGNED + 8 * shift
+            try:
+                O.run(
+                    called,
+                    pointers,
+                    Queue.measuring(
+                        called.device()[].ctx,
+                        Pointer(to=used).unsafe_origin_cast[
+                            MutUntrackedOrigin
+                        ](),
+                    ),
+                )
+            except:
+                return -1
+            most = max(most, used)
+        return most
 
 
 def open(device: Int, error: Int) -> Int:

@@ -1,8 +1,9 @@
 """The library of cross entropy."""
 
-from maxsoftmax import cpu, direct
+import maxsoftmax.direct as direct
 from maxsoftmax.online import accumulator
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -12,7 +13,6 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
-    TARGET,
     targets_of,
     Text,
 )
@@ -23,7 +23,7 @@ struct CrossEntropy(Op):
 
     @staticmethod
     def wrong(call: Call, pointers: Pointers) -> Optional[String]:
-        return cpu.wrong_target(
+        return Here.wrong_target(
             targets_of(call, pointers, 3),
             call.rows(),
             loss_options(call).ignored,
@@ -35,7 +35,7 @@ struct CrossEntropy(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            direct.cross_entropy[TARGET, contiguous](
+            direct.cross_entropy[Here, contiguous](
                 pointers.target[DTYPE](0),
                 pointers.target[accumulator[DTYPE]()](1),
                 pointers.source[DTYPE](2),

@@ -1,8 +1,9 @@
 """The library of the gradient of cross entropy."""
 
-from maxsoftmax import direct
+import maxsoftmax.direct as direct
 from maxsoftmax.online import accumulator
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -12,7 +13,6 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
-    TARGET,
     targets_of,
     Text,
 )
@@ -27,7 +27,7 @@ struct CrossEntropyBackward(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            direct.cross_entropy_backward[TARGET, contiguous](
+            direct.cross_entropy_backward[Here, contiguous](
                 pointers.target[DTYPE](0),
                 pointers.source[DTYPE](1),
                 pointers.source[accumulator[DTYPE]()](2),

@@ -1,7 +1,8 @@
 """The library of log_softmax."""
 
-from maxsoftmax import direct
+import maxsoftmax.direct as direct
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -10,7 +11,6 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
-    TARGET,
     Text,
 )
 
@@ -24,7 +24,7 @@ struct LogSoftmax(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            direct.log_softmax[TARGET, contiguous](
+            direct.log_softmax[Here, contiguous](
                 pointers.target[DTYPE](0),
                 pointers.source[DTYPE](1),
                 rows,

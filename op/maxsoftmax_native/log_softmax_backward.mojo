@@ -1,7 +1,8 @@
 """The library of the gradient of log_softmax."""
 
-from maxsoftmax import direct
+import maxsoftmax.direct as direct
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -10,7 +11,6 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
-    TARGET,
     Text,
 )
 
@@ -24,7 +24,7 @@ struct LogSoftmaxBackward(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            direct.softmax_backward[TARGET, contiguous, log=True](
+            direct.softmax_backward[Here, contiguous, log=True](
                 pointers.target[DTYPE](0),
                 pointers.source[DTYPE](1),
                 pointers.source[DTYPE](2),

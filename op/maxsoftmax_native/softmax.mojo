@@ -2,8 +2,9 @@
 
 from std.sys import get_defined_int, get_defined_string
 
-from maxsoftmax import direct
+import maxsoftmax.direct as direct
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -12,7 +13,6 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
-    TARGET,
     Text,
 )
 
@@ -27,7 +27,7 @@ struct Softmax(Op):
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
             direct.softmax[
-                TARGET,
+                Here,
                 contiguous,
                 algorithm=get_defined_string["ALGORITHM", "auto"](),
                 block_size=get_defined_int["BLOCK_SIZE", 128](),

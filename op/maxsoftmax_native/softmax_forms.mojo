@@ -5,6 +5,7 @@ from std.utils import IndexList
 from maxsoftmax.forms import AXIS, Forms, Kind, Operand, RANK, formed_softmax
 from maxsoftmax.online import accumulator
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -14,13 +15,15 @@ from maxsoftmax_native.border import (
     OPTIONS,
     Pointers,
     run,
-    TARGET,
     Text,
 )
 
 
 comptime KINDS = OPTIONS + 2
 """Where in a call the kinds of scale, mask, temperature and sink are."""
+
+comptime MASK = 1
+"""Which of them is the mask."""
 
 comptime NUMBERS = KINDS + 4
 """Where they themselves are, if they are numbers."""
@@ -39,13 +42,13 @@ comptime NUMBER = 6
 """The code of a number."""
 
 
-def _kind(code: Int) raises -> Kind:
-    """Returns what an operand is."""
+def _kind(code: Int, is_mask: Bool) raises -> Kind:
+    """Returns what an operand is; only a mask may be of bools."""
     if code == 0:
         return Kind.NOTHING
     if code == NUMBER:
         return Kind.NUMBER
-    if code == BOOL:
+    if code == BOOL and is_mask:
         return Kind.BOOL
     comptime for i in range(4):
         if code == i + 1:
@@ -71,7 +74,7 @@ struct FormedSoftmax(Op):
         @inline(.always)
         def operand(i: Int) raises {imm} -> Operand[DTYPE]:
             return {
-                _kind(call[KINDS + i]),
+                _kind(call[KINDS + i], i == MASK),
                 pointers.source[DType.uint8](2 + i),
                 call.number(NUMBERS + i).cast[accumulator[DTYPE]()](),
                 six(SHAPE + (i + 1) * RANK),
@@ -89,7 +92,7 @@ struct FormedSoftmax(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            formed_softmax[TARGET, contiguous](
+            formed_softmax[Here, contiguous](
                 pointers.target[DTYPE](0),
                 pointers.source[DTYPE](1),
                 forms,

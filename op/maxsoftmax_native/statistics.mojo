@@ -1,8 +1,9 @@
 """The library of what there is one of for each row: pairs and logsumexp. Option 5 says which."""
 
-from maxsoftmax import direct
+import maxsoftmax.direct as direct
 from maxsoftmax.online import accumulator
 from maxsoftmax.queue import Queue
+from here import Here
 from maxsoftmax_native.border import (
     Call,
     count,
@@ -12,7 +13,6 @@ from maxsoftmax_native.border import (
     OPTIONS,
     Pointers,
     run,
-    TARGET,
     Text,
 )
 
@@ -36,11 +36,11 @@ struct Statistics(Op):
         def compute[contiguous: Bool]() raises {imm}:
             var x = pointers.source[DTYPE](1)
             if what == LOGSUMEXP:
-                direct.logsumexp[TARGET, contiguous](
+                direct.logsumexp[Here, contiguous](
                     pointers.target[DTYPE](0), x, rows, queue
                 )
             else:
-                direct.max_sum[TARGET, contiguous](
+                direct.max_sum[Here, contiguous](
                     pointers.target[accumulator[DTYPE]()](0),
                     x,
                     rows,

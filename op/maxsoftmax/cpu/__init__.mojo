@@ -3,5 +3,4 @@
 from .backward import backward
 from .cross_entropy import gradients, losses, wrong_target
 from .fused import fused
-from .memory import store
 from .softmax import auto, softmax

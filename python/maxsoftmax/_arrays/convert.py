@@ -160,13 +160,14 @@ def lend(x: Any, name: str, reader: Reader = MAX, *, to_write: bool = False) -> 
         return _of_buffer(x, name, reader)
     if is_tensor(x) and (reader.of_torch or not x.is_cuda):
         return _of_tensor(x, name)
-    stream = None
     try:
-        device = dlpack.device(x)
-        if device != HOST:
-            x = x if to_write else _contiguous(x)
-            stream = devices.queue(device) if reader.stream is None else reader.stream
+        on = dlpack.device(x)
+        stream = None
+        if on != HOST:
+            stream = devices.queue(on) if reader.stream is None else reader.stream
         lent = dlpack.read(x, stream)
+        if on != HOST and not (to_write or lent.array.is_row_major):
+            lent = dlpack.read(_contiguous(x), stream)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         _refuse(x, name, error)
     if to_write and not lent.writeable:
@@ -213,12 +214,9 @@ def _settled(array: Array) -> Array:
 
 
 def _contiguous(x: Any) -> Any:
-    """Returns an array of a GPU in C order: itself, or a copy by the means of its owner."""
+    """Returns a copy in C order of an array of a GPU, by the means of its owner."""
     if callable(getattr(x, "contiguous", None)):
         return x.contiguous()
-    lent = dlpack.read(x).array
-    if lent.size == 0 or lent.is_row_major:
-        return x
     for namespace in namespaces(x):
         if hasattr(namespace, "ascontiguousarray"):
             return namespace.ascontiguousarray(x)

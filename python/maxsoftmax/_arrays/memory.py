@@ -35,9 +35,9 @@ class Array(NamedTuple):
 
     @property
     def is_row_major(self) -> bool:
-        """Whether it lies in C order, without gaps."""
+        """Whether it lies in C order, without gaps, or has no elements."""
         steps = zip(self.shape, self.strides, row_major(self.shape), strict=True)
-        return all(size == 1 or mine == plain for size, mine, plain in steps)
+        return all(size == 1 or mine == plain for size, mine, plain in steps) or 0 in self.shape
 
 
 def product(sizes: tuple[int, ...] | list[int]) -> int:

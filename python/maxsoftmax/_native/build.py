@@ -91,7 +91,8 @@ def built(library: Library, target_cpu: str = "") -> Iterator[Path]:
         with progress.shown(library):
             try:
                 run_mojo(
-                    *("build", "--emit", "shared-lib", "--disable-warnings", "-I", str(package.parent), *arguments),
+                    *("build", "--emit", "shared-lib", "--disable-warnings", "-I", str(package.parent)),
+                    *("-I", str(package / library.target.kind), *arguments),
                     *(str(mojo), "-o", str(output)),
                 )
             except CompilerError as error:

@@ -70,7 +70,11 @@ def cross_entropy(
             return torch.nn.functional.cross_entropy(x, target.long(), **options)
         return _operators.cross_entropy.default(x, target, ignore_index, label_smoothing, reduction)[0]
     if x.requires_grad and _has_gradients():
-        return _apply_cross_entropy(x, target, ignore_index, label_smoothing, reduction)
+        choices = ignore_index, label_smoothing, reduction
+        step = direct_losses.training(x, target, *choices)
+        if step is not None:
+            return _apply_cross_entropy_step(x, target, step, choices)
+        return _apply_cross_entropy(x, target, *choices)
     return direct_losses.cross_entropy(x, target, ignore_index, label_smoothing, reduction)[0]
 
 
@@ -128,13 +132,6 @@ def of_log_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
 def of_cross_entropy(ctx: Any, dloss: torch.Tensor, dpairs: torch.Tensor | None = None) -> tuple[Any, ...]:
     """Returns the gradient of the loss alone: nobody is given the pairs."""
     x, target, pairs = ctx.saved_tensors
-    planned = getattr(ctx, "planned", None)
-    if planned is not None:
-        if not _has_gradients() and type(dloss) is torch.Tensor and not is_watched():
-            dx = direct_losses.gradient(planned, x, target, pairs, dloss)
-            if dx is not None:
-                return dx, None, None, None, None
-        pairs = direct_losses.pairs_of(pairs, x)
     return cross_entropy_backward(x, target, pairs, dloss, *ctx.choices), None, None, None, None
 
 
@@ -215,13 +212,39 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, *choices: Any) -> torch.Tensor:
         """Keeps the pairs, so that the gradient need not find them again."""
-        made = direct_losses.trained(x, target, *choices)
-        loss, pairs, ctx.planned = made or (*direct_losses.cross_entropy(x, target, *choices), None)
+        loss, pairs = direct_losses.cross_entropy(x, target, *choices)
         ctx.save_for_backward(x, target, pairs)
         ctx.choices = choices
         return loss
 
     backward = staticmethod(of_cross_entropy)
+
+
+class _CrossEntropyStep(torch.autograd.Function):  # type: ignore[misc]
+    """Cross entropy with a gradient, of tensors that lie as the kernels take them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, step: tuple[Any, ...], choices: Any) -> torch.Tensor:
+        """Keeps what the gradient needs, and how it is computed."""
+        made = direct_losses.trained(step, x, target)
+        if made is None:
+            made, step = direct_losses.cross_entropy(x, target, *choices), ()
+        loss, kept = made
+        ctx.save_for_backward(x, target, kept)
+        ctx.step, ctx.choices = step, choices
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[Any, ...]:
+        """Takes the shortest way, if nobody wants a gradient of the gradient."""
+        x, target, kept = ctx.saved_tensors
+        if ctx.step:
+            if not _has_gradients() and type(dloss) is torch.Tensor and not is_watched():
+                dx = direct_losses.gradient(ctx.step, x, target, kept, dloss)
+                if dx is not None:
+                    return dx, None, None, None
+            kept = direct_losses.pairs_of(kept, x)
+        return cross_entropy_backward(x, target, kept, dloss, *ctx.choices), None, None, None
 
 
 class _CrossEntropyBackward(torch.autograd.Function):  # type: ignore[misc]
@@ -250,4 +273,5 @@ _apply_log_softmax = applied(_LogSoftmax)
 _apply_softmax_backward = applied(_SoftmaxBackward)
 _apply_log_softmax_backward = applied(_LogSoftmaxBackward)
 _apply_cross_entropy = applied(_CrossEntropy)
+_apply_cross_entropy_step = applied(_CrossEntropyStep)
 _apply_cross_entropy_backward = applied(_CrossEntropyBackward)

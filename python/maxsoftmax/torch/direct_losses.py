@@ -58,12 +58,10 @@ def cross_entropy(
     return loss, pairs
 
 
-def trained(
+def training(
     x: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: str
-) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]] | None:
-    """Returns the loss, what its gradient needs, and how to compute that: as `gradient` takes them.
-
-    What it needs is flat: the pairs of all rows, and how many rows count, so that the gradient need not count again.
+) -> tuple[Any, ...] | None:
+    """Returns how a training step of such tensors is computed, for `trained` and `gradient`.
 
     Returns:
         None where tensors have to be laid out first, or are not memory at all, which is for `cross_entropy`.
@@ -72,27 +70,29 @@ def trained(
         *(x.shape, x.stride(), x.dtype, x.device, target.shape, target.stride(), target.dtype, target.device),
         *(ignore_index, label_smoothing, reduction),
     )
-    found = _trained.get(key)
-    if found is None:
-        found = _trained_first(x, target, key)
-        if found is None:
-            return None
+    return _trained.get(key) or _trained_first(x, target, key)
+
+
+def trained(step: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns the loss, and what its gradient needs; None where `x` is no memory.
+
+    What it needs is flat: the pairs of all rows, and how many rows count, so that the gradient need not count again.
+    """
     try:
         source = x.data_ptr()
     except RuntimeError:
         return None
     if not source or x.is_neg():
         return None
-    forward, backward, (shape, strides), (numbers, accumulator) = found
-    loss = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
-    kept = torch.empty(numbers, dtype=accumulator, device=x.device)
-    if forward[2] < 0:
-        error = forward[0](forward[1], 0, loss.data_ptr(), kept.data_ptr(), source, target.data_ptr(), 0)
+    (run, call, gpu, _made), _, loss_like, kept_like = step
+    loss, kept = x.new_empty_strided(*loss_like), torch.empty_strided(*kept_like[:2], **kept_like[2])
+    if gpu < 0:
+        error = run(call, 0, loss.data_ptr(), kept.data_ptr(), source, target.data_ptr(), 0)
     else:
-        error = launch(forward, loss.data_ptr(), kept.data_ptr(), source, target.data_ptr())
+        error = launch(step[0], loss.data_ptr(), kept.data_ptr(), source, target.data_ptr())
     if error:
         _fail(error, target)
-    return loss, kept, backward
+    return loss, kept
 
 
 def _trained_first(x: torch.Tensor, target: torch.Tensor, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -111,16 +111,17 @@ def _trained_first(x: torch.Tensor, target: torch.Tensor, key: tuple[Any, ...]) 
     shape, strides, _, _ = layout_of_losses(x, reduction)
     backward = plan("cross_entropy_backward", x, rows, options)
     numbers = 2 * rows[0] * rows[2] + 1
-    found = plan("cross_entropy", x, rows, options), (backward, strides), (shape, strides), (numbers, wide(x.dtype))
+    kept = (numbers,), (1,), {"dtype": wide(x.dtype), "device": x.device}
+    found = plan("cross_entropy", x, rows, options), (backward, strides), (shape, strides), kept
     remember(_trained, key, found)
     return found
 
 
 def gradient(
-    planned: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor, kept: torch.Tensor, dloss: torch.Tensor
+    step: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor, kept: torch.Tensor, dloss: torch.Tensor
 ) -> torch.Tensor | None:
     """Returns the gradient of the logits, given what `trained` returned; None if `dloss` has to be laid out first."""
-    how, strides = planned
+    how, strides = step[1]
     if dloss.stride() != strides or dloss.dtype is not x.dtype or dloss.device != x.device or dloss.is_neg():
         return None
     try:

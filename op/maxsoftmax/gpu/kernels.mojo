@@ -1,0 +1,138 @@
+"""The kernels of a GPU, by the names that all kinds of devices have."""
+
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+
+from ..finish import Finish
+from ..kernels import Kernels
+from ..logits import Logits
+from ..loss import LossOptions, Targets
+from ..online import accumulator
+from ..queue import Queue
+from ..results import Results
+from ..rows import Rows, Source, Target
+from .backward import backward
+from .choose import auto
+from .cross_entropy import losses
+from .cross_entropy_backward import gradients
+from .fused import fused
+from .row_pairs import logsumexp, max_sum_apart
+from .softmax import softmax as from_memory
+
+
+struct Gpu(Kernels):
+    """What a GPU has."""
+
+    @staticmethod
+    def softmax[
+        algorithm: StaticString,
+        dtype: DType,
+        block_size: Int,
+        unroll: Int,
+        contiguous: Bool,
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes softmax, by an algorithm."""
+        from_memory[algorithm, dtype, block_size, unroll, contiguous](
+            y, x, rows, queue
+        )
+
+    @staticmethod
+    def auto[
+        dtype: DType, finish: Finish, contiguous: Bool
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes softmax, or what else `finish` says."""
+        auto[dtype, finish, contiguous](y, x, rows, queue)
+
+    @staticmethod
+    def max_sum_apart[
+        dtype: DType, contiguous: Bool
+    ](
+        result: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        rows: Rows,
+        queue: Queue,
+    ) raises:
+        """Writes all m, and then all d."""
+        max_sum_apart[contiguous=contiguous](result, x, rows, queue)
+
+    @staticmethod
+    def logsumexp[
+        dtype: DType, contiguous: Bool
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes ln Σ exp x."""
+        logsumexp[contiguous=contiguous](y, x, rows, queue)
+
+    @staticmethod
+    def backward[
+        dtype: DType, log: Bool, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        y: Source[dtype],
+        dy: Source[dtype],
+        rows: Rows,
+        queue: Queue,
+    ) raises:
+        """Writes the gradient of logits."""
+        backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+
+    @staticmethod
+    def losses[
+        dtype: DType
+    ](
+        loss: Target[dtype],
+        pairs: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        targets: Targets,
+        rows: Rows,
+        options: LossOptions,
+        queue: Queue,
+    ) raises:
+        """Writes losses, given pairs."""
+        losses(loss, pairs, x, targets, rows, options, queue)
+
+    @staticmethod
+    def wrong_target(
+        targets: Targets, rows: Rows, ignored: Int
+    ) -> Optional[String]:
+        """Returns what is wrong with a target, where the host can look at them.
+        """
+        return None
+
+    @staticmethod
+    def gradients[
+        dtype: DType, up: DType, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        x: Source[dtype],
+        pairs: Source[accumulator[dtype]()],
+        targets: Targets,
+        dloss: Optional[Source[up]],
+        rows: Rows,
+        options: LossOptions,
+        queue: Queue,
+    ) raises:
+        """Writes the gradient of logits of losses."""
+        gradients[contiguous=contiguous](
+            dx, x, pairs, targets, dloss, rows, options, queue
+        )
+
+    @staticmethod
+    def fused[
+        Fusion: InputFusion,
+        Sink: InputFusion,
+        Out: OutputFusion,
+        in_dtype: DType,
+        out_dtype: DType,
+        rank: Int,
+        axis: Int,
+        causal: Bool,
+        epilogue: Bool,
+        //,
+        has_sink: Bool,
+    ](
+        y: Results[Out, out_dtype, rank, axis, epilogue],
+        x: Logits[Fusion, in_dtype, rank, axis, causal],
+        sink: Logits[Sink, in_dtype, rank, axis, False],
+        queue: Queue,
+    ) raises:
+        """Writes softmax of logits that are computed as they are read."""
+        fused[has_sink](y, x, sink, queue)

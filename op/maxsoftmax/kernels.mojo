@@ -1,0 +1,130 @@
+"""What a device has to have for the ops: its kernels, behind one name for each.
+
+A library for one kind of device imports the kernels of that kind only: the compiler takes seconds to read those of the other.
+"""
+
+from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+
+from .finish import Finish
+from .logits import Logits
+from .loss import LossOptions, Targets
+from .online import accumulator
+from .queue import Queue
+from .results import Results
+from .rows import Rows, Source, Target
+
+
+trait Kernels:
+    """The kernels of a kind of device. Arguments are as of the functions of `direct`.
+    """
+
+    @staticmethod
+    def softmax[
+        algorithm: StaticString,
+        dtype: DType,
+        block_size: Int,
+        unroll: Int,
+        contiguous: Bool,
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes softmax, by an algorithm."""
+        ...
+
+    @staticmethod
+    def auto[
+        dtype: DType, finish: Finish, contiguous: Bool
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes softmax, or what else `finish` says."""
+        ...
+
+    @staticmethod
+    def max_sum_apart[
+        dtype: DType, contiguous: Bool
+    ](
+        result: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        rows: Rows,
+        queue: Queue,
+    ) raises:
+        """Writes all m, and then all d."""
+        ...
+
+    @staticmethod
+    def logsumexp[
+        dtype: DType, contiguous: Bool
+    ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+        """Writes ln Σ exp x."""
+        ...
+
+    @staticmethod
+    def backward[
+        dtype: DType, log: Bool, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        y: Source[dtype],
+        dy: Source[dtype],
+        rows: Rows,
+        queue: Queue,
+    ) raises:
+        """Writes the gradient of logits."""
+        ...
+
+    @staticmethod
+    def losses[
+        dtype: DType
+    ](
+        loss: Target[dtype],
+        pairs: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        targets: Targets,
+        rows: Rows,
+        options: LossOptions,
+        queue: Queue,
+    ) raises:
+        """Writes losses, given pairs."""
+        ...
+
+    @staticmethod
+    def wrong_target(
+        targets: Targets, rows: Rows, ignored: Int
+    ) -> Optional[String]:
+        """Returns what is wrong with a target, where the host can look at them.
+        """
+        ...
+
+    @staticmethod
+    def gradients[
+        dtype: DType, up: DType, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        x: Source[dtype],
+        pairs: Source[accumulator[dtype]()],
+        targets: Targets,
+        dloss: Optional[Source[up]],
+        rows: Rows,
+        options: LossOptions,
+        queue: Queue,
+    ) raises:
+        """Writes the gradient of logits of losses."""
+        ...
+
+    @staticmethod
+    def fused[
+        Fusion: InputFusion,
+        Sink: InputFusion,
+        Out: OutputFusion,
+        in_dtype: DType,
+        out_dtype: DType,
+        rank: Int,
+        axis: Int,
+        causal: Bool,
+        epilogue: Bool,
+        //,
+        has_sink: Bool,
+    ](
+        y: Results[Out, out_dtype, rank, axis, epilogue],
+        x: Logits[Fusion, in_dtype, rank, axis, causal],
+        sink: Logits[Sink, in_dtype, rank, axis, False],
+        queue: Queue,
+    ) raises:
+        """Writes softmax of logits that are computed as they are read."""
+        ...
