@@ -100,9 +100,9 @@ struct FusedSoftmax:
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        fused.softmax[
-            KernelsOf[target], axis, has_prologue_fusion, has_epilogue_fusion
-        ](y, x, ctx)
+        fused.softmax[target, axis, has_prologue_fusion, has_epilogue_fusion](
+            y, x, ctx
+        )
 
 
 @compiler.register("softmax_masked")
