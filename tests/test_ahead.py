@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -25,7 +26,8 @@ def folder(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def built(library, target_cpu=""):
-        path = tmp_path / "partial"
+        # Several are built at once.
+        path = tmp_path / f"partial-{threading.get_ident()}"
         path.write_text(f"code {target_cpu}")
         yield path
         path.unlink()
@@ -212,7 +214,8 @@ def test_wrong_usage_exits_with_2(capsys, tmp_path, arguments):
 def test_all_that_was_asked_for_is_compiled(capsys, folder):
     (folder / "out").mkdir()
     many = ["--op", "softmax", "--op", "max_sum", "--op", "logsumexp", "--dtype", "f32", "--dtype", "bf16"]
-    assert cli.main(["compile", *many, "--target-cpu", "x86-64-v4", "-o", str(folder / "out")]) == 0
+    status = cli.main(["compile", *many, "--target-cpu", "x86-64-v4", "-o", str(folder / "out")])
+    assert status == 0, capsys.readouterr().err
     names = {f"{name}-{t}-cpu-x86-64-v4" for name in ("softmax", "softmax_forms", "statistics") for t in TWO}
     assert {path.name for path in (folder / "out").iterdir()} == {f"{name}{s}" for name in names for s in SUFFIXES}
     printed = capsys.readouterr()

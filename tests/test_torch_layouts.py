@@ -4,8 +4,9 @@ import math
 
 import maxsoftmax
 import pytest
-from maxsoftmax.torch import memory
 from torch_tensors import ALONG, close, normal, ours, torch, torch_device
+
+memory = ours.memory
 
 
 @pytest.fixture(scope="session")

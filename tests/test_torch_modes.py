@@ -5,9 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_tensors import ALONG, F, classes, close, normal, ours, probabilities, same, torch, torch_device
+
+TorchFunctionMode = torch.overrides.TorchFunctionMode
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 
 OPERATORS = ("softmax", "log_softmax", "cross_entropy")
 TARGET = torch.tensor([0, 4, 1])

@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--target-cpu",
         metavar="C",
-        help="the CPU that computes, or that the GPU is in: x86-64-v4, znver5, … (default: this one; for a GPU, any)",
+        help="the CPU that computes, or that the GPU is in: x86-64-v4, … (default: this one; x86-64-v3 with a GPU)",
     )
     parser.add_argument(
         "--dtype", action="append", type=parse.dtype, metavar="T", help="may be repeated (default: float32)"
