@@ -71,10 +71,7 @@ def cross_entropy(
         return _operators.cross_entropy.default(x, target, ignore_index, label_smoothing, reduction)[0]
     if x.requires_grad and _has_gradients():
         choices = ignore_index, label_smoothing, reduction
-        step = direct_losses.training(x, target, *choices)
-        if step is not None:
-            return _apply_cross_entropy_step(x, target, step, choices)
-        return _apply_cross_entropy(x, target, *choices)
+        return _apply_cross_entropy(x, target, direct_losses.training(x, target, *choices), choices)
     return direct_losses.cross_entropy(x, target, ignore_index, label_smoothing, reduction)[0]
 
 
@@ -210,25 +207,11 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, *choices: Any) -> torch.Tensor:
-        """Keeps the pairs, so that the gradient need not find them again."""
-        loss, pairs = direct_losses.cross_entropy(x, target, *choices)
-        ctx.save_for_backward(x, target, pairs)
-        ctx.choices = choices
-        return loss
-
-    backward = staticmethod(of_cross_entropy)
-
-
-class _CrossEntropyStep(torch.autograd.Function):  # type: ignore[misc]
-    """Cross entropy with a gradient, of tensors that lie as the kernels take them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, step: tuple[Any, ...], choices: Any) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, step: Any, choices: Any) -> torch.Tensor:
         """Keeps what the gradient needs, and how it is computed."""
-        made = direct_losses.trained(step, x, target)
+        made = direct_losses.trained(step, x, target) if step else None
         if made is None:
-            made, step = direct_losses.cross_entropy(x, target, *choices), ()
+            made, step = direct_losses.cross_entropy(x, target, *choices), None
         loss, kept = made
         ctx.save_for_backward(x, target, kept)
         ctx.step, ctx.choices = step, choices
@@ -273,5 +256,4 @@ _apply_log_softmax = applied(_LogSoftmax)
 _apply_softmax_backward = applied(_SoftmaxBackward)
 _apply_log_softmax_backward = applied(_LogSoftmaxBackward)
 _apply_cross_entropy = applied(_CrossEntropy)
-_apply_cross_entropy_step = applied(_CrossEntropyStep)
 _apply_cross_entropy_backward = applied(_CrossEntropyBackward)
