@@ -77,7 +77,12 @@ def test_a_library_for_one_gpu_is_for_that_gpu_only(folder):
     path = precompiled.write(folder, mine, "x86-64-v3")
     assert path.name == "softmax-float32-gpu-sm_90a-x86-64-v3.so"
     assert silently(mine) == path
-    assert silently(mine._replace(target=Target("gpu", "sm_80"))) is None
+    with pytest.warns(
+        RuntimeWarning, match=f"{path.name} is not used: it was built for GPU sm_90a, and this one is sm_80"
+    ):
+        assert precompiled.find(mine._replace(target=Target("gpu", "sm_80"))) is None
+    other = precompiled.write(folder, mine._replace(target=Target("gpu", "sm_80")))
+    assert silently(mine._replace(target=Target("gpu", "sm_80"))) == other
 
 
 def test_it_says_what_it_is(folder):

@@ -69,7 +69,7 @@ def find(library: Library) -> Path | None:
     reasons = {}
     # This very processor's first, then what makes most of this one.
     for path, about in sorted(_matching(here, library), key=_preference, reverse=True):
-        reason = _reason_against(path, about)
+        reason = _reason_against(path, about, library)
         if reason is None:
             return path
         reasons[path] = reason
@@ -81,7 +81,7 @@ def find(library: Library) -> Path | None:
 
 
 def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, Any] | OSError | ValueError]]:
-    """Yields the files that are this library, and what is told about each, or why nothing is."""
+    """Yields the files that are this library, for any GPU, and what is told about each, or why nothing is."""
     # Only who uses it imports it.
     import json
 
@@ -90,7 +90,7 @@ def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, An
         paths = sorted(here.glob("*.so"))
     except OSError:
         return
-    ours = library.about()
+    ours = {name: value for name, value in library.about().items() if name != "architecture"}
     stem = library.file_name().removesuffix(".so")
     for path in paths:
         try:
@@ -112,10 +112,12 @@ def _preference(found: tuple[Path, dict[str, Any] | OSError | ValueError]) -> tu
     return about.get("processor") == _processor(), len(features) if isinstance(features, list) else 0
 
 
-def _reason_against(path: Path, about: dict[str, Any] | OSError | ValueError) -> str | None:
-    """Returns why a file is not to be loaded, or None."""
+def _reason_against(path: Path, about: dict[str, Any] | OSError | ValueError, library: Library) -> str | None:
+    """Returns why a file is not to be loaded as a library, or None."""
     if not isinstance(about, dict):
         return str(about)
+    if about.get("architecture") != library.target.architecture:
+        return f"it was built for GPU {about.get('architecture')}, and this one is {library.target.architecture}"
     try:
         return (
             _distrust(path)

@@ -18,9 +18,17 @@ from maxsoftmax.torch.memory import dense, launch, like, placed, plan, remember
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 """What the kernels call them."""
 
+ALIGNMENT = 256
+"""Bytes that scratch memory is aligned to."""
+
 _losses = memory.table()
 _gradients = memory.table()
 _trained = memory.table()
+
+
+def _key(x: torch.Tensor, y: torch.Tensor, *choices: Any) -> tuple[Any, ...]:
+    """Returns what a plan depends on, of two tensors and what was chosen."""
+    return (x.shape, x.stride(), x.dtype, x.device, y.shape, y.stride(), y.dtype, y.device, *choices)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -33,10 +41,7 @@ def cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the loss, and the pairs (m, d) of all rows, of shape (…, 2)."""
     device = x.device
-    key = (
-        *(x.shape, x.stride(), x.dtype, device, target.shape, target.stride(), target.dtype, target.device),
-        *(ignore_index, label_smoothing, reduction),
-    )
+    key = _key(x, target, ignore_index, label_smoothing, reduction)
     found = _losses.get(key)
     try:
         source = x.data_ptr()
@@ -66,10 +71,7 @@ def training(
     Returns:
         None where tensors have to be laid out first, or are not memory at all, which is for `cross_entropy`.
     """
-    key = (
-        *(x.shape, x.stride(), x.dtype, x.device, target.shape, target.stride(), target.dtype, target.device),
-        *(ignore_index, label_smoothing, reduction),
-    )
+    key = _key(x, target, ignore_index, label_smoothing, reduction)
     return _trained.get(key) or _trained_first(x, target, key)
 
 
@@ -84,12 +86,13 @@ def trained(step: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor) -> tup
         return None
     if not source or x.is_neg():
         return None
-    (run, call, gpu, _made), _, loss_like, kept_like = step
-    loss, kept = x.new_empty_strided(*loss_like), torch.empty_strided(*kept_like[:2], **kept_like[2])
+    (run, call, gpu, _made), _, loss_like, (size, how), room = step
+    loss, kept = x.new_empty_strided(*loss_like), torch.empty(size, **how)
+    place = kept.data_ptr()
     if gpu < 0:
-        error = run(call, 0, loss.data_ptr(), kept.data_ptr(), source, target.data_ptr(), 0)
+        error = run(call, 0, loss.data_ptr(), place, source, target.data_ptr(), 0)
     else:
-        error = launch(step[0], loss.data_ptr(), kept.data_ptr(), source, target.data_ptr())
+        error = launch(step[0], loss.data_ptr(), place, source, target.data_ptr(), scratch=place + room)
     if error:
         _fail(error, target)
     return loss, kept
@@ -110,9 +113,12 @@ def _trained_first(x: torch.Tensor, target: torch.Tensor, key: tuple[Any, ...]) 
     options = _options(target, ignore_index, label_smoothing, reduction, counted=True)
     shape, strides, _, _ = layout_of_losses(x, reduction)
     backward = plan("cross_entropy_backward", x, rows, options)
-    numbers = 2 * rows[0] * rows[2] + 1
-    kept = (numbers,), (1,), {"dtype": wide(x.dtype), "device": x.device}
-    found = plan("cross_entropy", x, rows, options), (backward, strides), (shape, strides), kept
+    forward = plan("cross_entropy", x, rows, options)
+    # One allocation is less to wait for than two: the kernels' scratch memory follows, aligned.
+    like = {"dtype": wide(x.dtype), "device": x.device}
+    room = -(-(2 * rows[0] * rows[2] + 1) * like["dtype"].itemsize // ALIGNMENT) * ALIGNMENT
+    size = (room + forward[3].scratch) // like["dtype"].itemsize
+    found = forward, (backward, strides), (shape, strides), (size, like), room
     remember(_trained, key, found)
     return found
 
@@ -157,20 +163,16 @@ def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     dx: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the gradient of the logits, in `dx` if that is given, which lies as `x` does."""
-    key = (
-        *(x.shape, x.stride(), x.dtype, x.device, target.shape, target.stride(), target.dtype, target.device),
-        *(pairs.shape, pairs.stride(), pairs.dtype, pairs.device, dloss.shape, dloss.stride(), dloss.dtype),
-        *(dloss.device, ignore_index, label_smoothing, reduction),
-    )
+    choices = ignore_index, label_smoothing, reduction
+    key = _key(x, target, *choices) + _key(pairs, dloss)
     planned = _gradients.get(key)
     try:
         source, upstream = x.data_ptr(), dloss.data_ptr()
     except RuntimeError:
         # As in `direct`.
-        choices = ignore_index, label_smoothing, reduction
         return torch.ops.maxsoftmax.cross_entropy_backward(x, target, pairs, dloss, *choices)
     if planned is None or not source or not upstream or x.is_neg() or dloss.is_neg():
-        return _first_gradient(x, target, pairs, dloss, (ignore_index, label_smoothing, reduction), dx)
+        return _first_gradient(x, target, pairs, dloss, choices, dx)
     if dx is None:
         dx = like(x) if source & 15 else torch.empty_like(x)
     if planned[2] < 0:
@@ -217,10 +219,7 @@ def _first_loss(
     x, dims = dense(x)
     place = class_dimension(x)
     target = placed(target, layouts.strides_of_rows(x.shape, dims, place))
-    key = (
-        *(x.shape, x.stride(), x.dtype, x.device, target.shape, target.stride(), target.dtype, target.device),
-        *(ignore_index, label_smoothing, reduction),
-    )
+    key = _key(x, target, ignore_index, label_smoothing, reduction)
     if key not in _losses:
         options = _options(target, ignore_index, label_smoothing, reduction)
         planned = plan("cross_entropy", x, layouts.rows(x.shape, dims, place), options)
@@ -247,11 +246,7 @@ def _first_gradient(  # noqa: PLR0917 (as torch passes them)
     check_result(pairs, "pairs", x, of_pairs, wide(x.dtype))
     check_result(dloss, "dloss", x, shape, x.dtype)
     target, pairs, dloss = placed(target, strides), placed(pairs, strides_of_pairs), placed(dloss, strides_of_loss)
-    key = (
-        *(x.shape, x.stride(), x.dtype, x.device, target.shape, target.stride(), target.dtype, target.device),
-        *(pairs.shape, pairs.stride(), pairs.dtype, pairs.device, dloss.shape, dloss.stride(), dloss.dtype),
-        *(dloss.device, *choices),
-    )
+    key = _key(x, target, *choices) + _key(pairs, dloss)
     if key not in _gradients:
         rows = layouts.rows(x.shape, dims, place)
         remember(_gradients, key, plan("cross_entropy_backward", x, rows, _options(target, *choices)))

@@ -63,16 +63,22 @@ def plan(name: str, x: torch.Tensor, rows: tuple[int, int, int], options: tuple[
     return made.run, made.call, gpu, made
 
 
-def launch(planned: tuple[Any, ...], *pointers: int) -> Any:
-    """Enqueues a planned call on the current stream of its GPU, and returns what its function does."""
+def launch(planned: tuple[Any, ...], *pointers: int, scratch: int = 0) -> Any:
+    """Enqueues a planned call on the current stream of its GPU, and returns what its function does.
+
+    Args:
+        planned: As of `plan`.
+        pointers: Where its tensors are.
+        scratch: Where there is memory for it; 0 to allocate what it needs.
+    """
     run, call, gpu, made = planned
     if _current_device() != gpu:
         with torch.cuda.device(gpu):
-            return launch(planned, *pointers)
-    if not made.scratch:
-        return run(call, _current_stream(gpu), *pointers, 0)
+            return launch(planned, *pointers, scratch=scratch)
+    if scratch or not made.scratch:
+        return run(call, _current_stream(gpu), *pointers, scratch)
     # Memory that is given back while a kernel waits goes to later work of the same stream only.
-    room = torch.empty(made.scratch, dtype=torch.uint8, device=f"cuda:{gpu}")
+    room = torch.empty(made.scratch, dtype=torch.uint8, device=gpu)
     return run(call, _current_stream(gpu), *pointers, room.data_ptr())
 
 
