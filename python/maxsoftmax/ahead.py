@@ -103,7 +103,10 @@ def target(kind: str, architecture: str | None) -> Target:
             raise ValueError("--arch goes with --device gpu: a CPU is named by --target-cpu")
         return Target("cpu")
     if architecture is None:
-        return devices.target(devices.index("gpu"))
+        try:
+            return devices.target(devices.index("gpu"))
+        except ValueError as error:
+            raise ValueError(f"{error}: name the GPU that it is for with --arch, such as sm_90a") from None
     # Mojo's own message for others is no sentence.
     known = re.findall(r"^ +(sm_\w+|gfx\w+) ", run_mojo("build", "--print-supported-accelerators"), re.M)
     if architecture not in known:

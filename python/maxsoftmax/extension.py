@@ -177,7 +177,10 @@ def run_mojo(*arguments: str) -> str:
             errors="replace",
         )
     except (ImportError, OSError, RuntimeError) as error:
-        raise CompilerError(f"Mojo's compiler cannot be run: {error}") from error
+        raise CompilerError(
+            f"Mojo's compiler cannot be run ({str(error).strip()}): reinstall `max`, or compile ahead of time, as "
+            "`maxsoftmax compile --help` says"
+        ) from error
     if done.returncode:
         raise CompilerError(done.stdout.strip() or f"it ended with status {done.returncode}")
     printed: str = done.stdout

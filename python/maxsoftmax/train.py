@@ -64,7 +64,7 @@ def digits(seed: int) -> Task:
         ValueError: If scikit-learn is not installed.
     """
     if importlib.util.find_spec("sklearn") is None:
-        raise ValueError("task 'digits' needs scikit-learn: pip install 'maxsoftmax[digits]'")
+        raise ValueError("task 'digits' needs scikit-learn: pip install scikit-learn")
     from sklearn.datasets import load_digits
 
     found = load_digits()

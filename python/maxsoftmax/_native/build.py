@@ -96,7 +96,9 @@ def built(library: Library, target_cpu: str = "") -> Iterator[Path]:
                     *(str(mojo), "-o", str(output)),
                 )
             except CompilerError as error:
-                raise CompilerError(f"{library} cannot be built:\n{error}") from None
+                # What the compiler prints has lines of its own.
+                separator = "\n" if "\n" in str(error) else " "
+                raise CompilerError(f"{library} cannot be built:{separator}{error}") from None
         yield output
 
 

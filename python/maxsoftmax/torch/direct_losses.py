@@ -26,6 +26,10 @@ _gradients = memory.table()
 _trained = memory.table()
 
 
+class TargetError(ValueError, IndexError):
+    """A target is no class: a ValueError as everywhere in this package, and an IndexError as torch has it."""
+
+
 def _key(x: torch.Tensor, y: torch.Tensor, *choices: Any) -> tuple[Any, ...]:
     """Returns what a plan depends on, of two tensors and what was chosen."""
     return (x.shape, x.stride(), x.dtype, x.device, y.shape, y.stride(), y.dtype, y.device, *choices)
@@ -268,7 +272,7 @@ def _loss_of_nothing(
     counts = target != ignore_index
     if x.device.type == "cpu" and counts.any():
         where = tuple(counts.nonzero()[0].tolist())
-        raise ValueError(
+        raise TargetError(
             f"target{list(where)} is {int(target[where])}, but x has no classes, and ignore_index is {ignore_index}"
         )
     losses = torch.where(counts, float("nan"), 0.0).to(x.dtype)
@@ -293,5 +297,5 @@ def _fail(error: Any, target: torch.Tensor) -> NoReturn:
         for dim in reversed(dims):
             row, where[dim] = divmod(row, target.shape[dim])
         name = f"target[{', '.join(map(str, where))}]" if where else "target"
-        raise ValueError(name + text[found.end() :]) from None
+        raise TargetError(name + text[found.end() :]) from None
     raise AssertionError("a failure says so")
