@@ -58,7 +58,7 @@ def test_block_sizes_that_do_not_exist(block_size):
 @pytest.mark.parametrize(
     ("algorithm", "choice", "message"),
     [
-        ("warp", {"block_size": 32}, "block_size 32 does not exist for .*: choose from 128, 256, 512, 1024"),
+        ("warp", {"block_size": 16}, "block_size 16 does not exist for .*: choose from 32, 64, 128, 256, 512, 1024"),
         ("vector", {"unroll": 3}, "unroll 3 does not exist for algorithm 'vector' on the GPU: choose from 1, 2, 4, 8"),
         ("tree", {"unroll": 2}, "unroll 2 has no meaning for algorithm 'tree' on the GPU"),
         ("auto", {"block_size": 512}, "block_size 512 has no meaning for algorithm 'auto' on the GPU"),
@@ -72,7 +72,12 @@ def test_choices_that_an_algorithm_does_not_have(algorithm, choice, message):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("algorithm", "choice"),
-    [("tree", {"block_size": 32}), ("vector", {"block_size": 1024, "unroll": 8}), ("online", {"block_size": 256})],
+    [
+        ("tree", {"block_size": 32}),
+        ("warp", {"block_size": 32}),
+        ("vector", {"block_size": 1024, "unroll": 8}),
+        ("online", {"block_size": 256}),
+    ],
 )
 def test_other_choices(algorithm, choice):
     for shape in [(5, 1), (5, 129), (3, 50257), (2, 1000, 7)]:

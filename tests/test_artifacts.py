@@ -156,7 +156,7 @@ from maxsoftmax import demo, runtime
 {observe}
 device = runtime.device("cpu")
 for _ in range(2):
-    model = runtime.model(device, "softmax of float32 rows", lambda: demo.graph(DeviceRef.CPU()))
+    model = runtime.model(device, "softmax of float32 rows", lambda: demo.graph(DeviceRef.CPU(), ("rows", "n")))
     assert (model.execute(np.zeros((7, 4), np.float32))[0].to_numpy() == 0.25).all()
 """
     observe = "runtime._observers.append(lambda what: pytest.fail('compiled again'))"

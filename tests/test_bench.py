@@ -19,7 +19,7 @@ from max.dtype import DType
 from maxsoftmax.arguments import ALGORITHMS, DTYPES, check_block_size, check_unroll
 from maxsoftmax.bench import clock as clocks
 from maxsoftmax.bench import data, protocol, run
-from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries
+from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries, searched
 from maxsoftmax.bench.clock import Clock, HostClock
 from maxsoftmax.bench.data import Inputs, check
 from maxsoftmax.bench.protocol import PLACEMENTS, REPEATS, Machine, measure, record, rotated
@@ -764,10 +764,31 @@ def test_suites_name_what_there_is(name, kind):
             assert entry.algorithm in ALGORITHMS[kind]
             check_block_size(entry.block_size, entry.algorithm, kind)
             check_unroll(entry.unroll, entry.algorithm, kind)
+    assert len(set(SUITES[name].cases)) == len(SUITES[name].cases) > 0
+    if SUITES[name].ways and kind == "gpu":
+        assert ways == list(SUITES[name].ways)
+        return
     ours = [entry.algorithm for entry in ways if entry.provider == "maxsoftmax"]
     assert ours == (list(ALGORITHMS[kind]) if SUITES[name].rungs else ["auto"])
     assert [entry.provider for entry in ways[len(ours) :]] == list(PEERS[kind])
-    assert len(set(SUITES[name].cases)) == len(SUITES[name].cases) > 0
+
+
+def test_the_suite_of_block_sizes_has_the_published_kernels_at_every_block():
+    ways = entries(SUITES["blocks"], "gpu")
+    sizes = {name: [way.block_size for way in ways if way.algorithm == name] for name in ("naive", "tree", "warp")}
+    assert set(map(tuple, sizes.values())) == {(32, 64, 128, 256, 512, 1024)}
+    assert {way.algorithm for way in ways} == {*sizes, "tree_blocked", "vector", "online"}
+    assert SUITES["blocks"].cases == SUITES["ladder"].cases
+
+
+def test_the_suite_of_widths_searches_what_each_kernel_leaves():
+    ways = entries(SUITES["widths"], "gpu")
+    assert set(searched("online")) == {
+        Entry("maxsoftmax", "online", block, unroll) for block in (128, 256, 512, 1024) for unroll in (1, 2, 4, 8)
+    }
+    assert {way for way in ways if way.algorithm == "online"} == set(searched("online"))
+    assert [way.block_size for way in ways if way.algorithm == "tree"] == [128, 256, 512, 1024]
+    assert [case.shape for case in SUITES["widths"].cases] == [(128, 2**i) for i in range(10, 18)]
 
 
 def test_names_of_cases_and_entries():

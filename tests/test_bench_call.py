@@ -129,6 +129,15 @@ def test_a_call_on_a_cpu_is_finished_when_it_returns(watch):
     assert log.count("wait") == 1
 
 
+def test_as_many_calls_as_were_asked_for_after_the_one_that_is_checked(watch):
+    kind, log = spending(watch, 1e-4, 3e-4, late=True)
+    found = call.measure(CALL, CASE, ENTRY, kind(CPU(), 1), Machine(CPU(), HostClock()), count=10)
+    assert found.repeats == 10
+    # To the finished result, and then to the return, with a wait at the end; a CPU's batch is one call.
+    assert log == ["call", "wait"] * 21 + ["wait"]
+    assert found.median_s == pytest.approx(4e-4)
+
+
 def test_who_returns_early_is_waited_for(watch):
     kind, log = spending(watch, 1e-4, 3e-4, late=True)
     found = measured(kind)
@@ -279,6 +288,12 @@ def test_on_a_cpu_each_has_a_process_of_its_own(planned, capsys, arguments, roun
     *_, bench = planned(*arguments)
     assert isinstance(bench, Apart) == (rounds is not None)
     assert bench.results.rounds == rounds
+
+
+def test_a_process_is_told_how_many_calls(planned, capsys):
+    *_, ways, bench = planned(CALL, "--shape", "4x8", "--calls", "10", "--providers", "numpy,scipy")
+    *_, alone = planned(*bench.arguments(ways[:1])[1:])
+    assert alone.count == 10
 
 
 def test_a_process_is_told_what_was_asked_for(planned, capsys, monkeypatch):

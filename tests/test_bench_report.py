@@ -18,13 +18,13 @@ from matplotlib import colors
 from matplotlib.figure import Figure
 from max.dtype import DType
 from maxsoftmax import cli, parse, runtime
-from maxsoftmax.bench import chart, command
+from maxsoftmax.bench import chart, command, tune
 from maxsoftmax.bench.cases import CALL_OPS, PEERS, SUITES, Case, Entry, entries
 from maxsoftmax.bench.protocol import record
 from maxsoftmax.bench.providers import CALLERS, PROVIDERS
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench
-from maxsoftmax.bench.table import duration, overview, tables
+from maxsoftmax.bench.table import duration, markdown, overview, tables
 from PIL import Image
 
 # The command with a provider that waits to be interrupted on its second case.
@@ -114,7 +114,7 @@ def test_a_table_a_case(capsys):
         capsys,
         timed(case, Entry("maxsoftmax", "naive", 512), 4e-3, copy=0.064),
         timed(case, Entry("maxsoftmax", "online", 512, 4), 1e-3, copy=0.064),
-        timed(case, Entry("torch"), 2e-3, copy=0.064),
+        timed(case, Entry("torch"), 5e-3, copy=0.064),
         timed(Case((2, 3, 5), DType.bfloat16, 1), Entry("torch"), 1.5),
     )
     assert "A processor, 4 threads; python 3.12.0, max 26.7.0; 2026-01-01T00:00:00+00:00\n" in printed
@@ -124,10 +124,10 @@ def test_a_table_a_case(capsys):
     ]
     # 64 000 bytes and 40 000 operations.
     assert cells(printed) == [
-        ["maxsoftmax:naive,512", "4 ms", "0.0", "25%", "0.01", "1.00", "1.0e-07", ""],
-        ["maxsoftmax:online,512,4", "1 ms", "0.1", "100%", "0.04", "4.00", "1.0e-07", ""],
-        ["torch", "2 ms", "0.0", "50%", "0.02", "2.00", "1.0e-07", ""],
-        ["torch", "1.5 s", "0.0", "0%", "1e-07", "", "1.0e-07", ""],
+        ["maxsoftmax:naive,512", "4 ms", "0.0", "25%", "0.01", "1.00", "0.0%", "1.0e-07", ""],
+        ["maxsoftmax:online,512,4", "1 ms", "0.1", "100%", "0.04", "4.00", "75.0%", "1.0e-07", ""],
+        ["torch", "5 ms", "0.0", "20%", "0.008", "0.80", "-25.0%", "1.0e-07", ""],
+        ["torch", "1.5 s", "0.0", "0%", "1e-07", "", "", "1.0e-07", ""],
     ]
 
 
@@ -141,10 +141,10 @@ def test_what_was_not_timed_says_why(capsys):
         record("custom", case, Entry("numpy"), "wrong", note="not a finite number"),
     )
     assert cells(printed) == [
-        ["torch", "MISSING", "", "", "", "", "", "not installed: [red]no[/red] :cat: [/]"],
-        ["jax", "FAILED", "", "", "", "", "", "MemoryError: no"],
-        ["scipy", "WRONG", "", "", "", "", "1.2e-02", ""],
-        ["numpy", "WRONG", "", "", "", "", "", "not a finite number"],
+        ["torch", "MISSING", "", "", "", "", "", "", "not installed: [red]no[/red] :cat: [/]"],
+        ["jax", "FAILED", "", "", "", "", "", "", "MemoryError: no"],
+        ["scipy", "WRONG", "", "", "", "", "", "1.2e-02", ""],
+        ["numpy", "WRONG", "", "", "", "", "", "", "not a finite number"],
     ]
 
 
@@ -174,6 +174,39 @@ def test_an_overview_has_a_row_a_case_and_a_column_for_each_who_was_timed():
         "| 8×1000 float32 | FAILED |",
         "| 3×9 bfloat16 | 1.5 s, 0% |",
     ]
+
+
+def test_an_improvement_is_on_naive_in_blocks_of_the_same_size(capsys):
+    case = Case((8, 1000))
+    given = [
+        timed(case, Entry("maxsoftmax", name, size), t)
+        for name, size, t in (
+            ("naive", 32, 8e-3),
+            ("naive", 64, 4e-3),
+            ("tree", 32, 2e-3),
+            ("tree", 64, 2e-3),
+            ("auto", None, 1e-3),
+        )
+    ]
+    assert [(row[5], row[6]) for row in cells(shown(capsys, *given))] == [
+        ("1.00", "0.0%"),
+        ("1.00", "0.0%"),
+        ("4.00", "75.0%"),
+        ("2.00", "50.0%"),
+        ("8.00", "87.5%"),
+    ]
+
+
+def test_ways_that_differ_in_what_was_chosen_have_names_that_do():
+    case = Case((8, 1000))
+    given = results(
+        timed(case, Entry("maxsoftmax", "tree", 32), 1e-3),
+        timed(case, Entry("maxsoftmax", "tree", 64), 2e-3),
+        timed(case, Entry("maxsoftmax", "online", 64, 4), 3e-3),
+    )
+    assert [line.split(" | ")[0] for line in markdown(given).splitlines()[2:]] == ["| tree,32", "| tree,64", "| online"]
+    assert overview(given).splitlines()[0] == "| | tree,32 | tree,64 | online |"
+    assert "1 ms, " in overview(given)
 
 
 def test_tables_follow_the_records():
@@ -220,6 +253,26 @@ def rows_of_all_lengths():
     )
 
 
+def block_sizes():
+    (case,) = SUITES["blocks"].cases
+    ways = enumerate(SUITES["blocks"].ways)
+    return results(*(timed(case, way, 1e-3 * (i + 1), copy=4e3, suite="blocks") for i, way in ways))
+
+
+def widths():
+    """Each kernel's last configuration is its best."""
+    suite = SUITES["widths"]
+    times = {way: 1e-9 * (100 - i) for i, way in enumerate(suite.ways)}
+    return results(
+        *(timed(c, way, c.size * times[way], copy=80.0, suite="widths") for c in suite.cases for way in times)
+    )
+
+
+def search():
+    ways = tune.candidates(tune.TUNED)
+    return results(*(timed(Case((8, 100)), way, 1e-3 / (i + 1), copy=1.0, suite="tune") for i, way in enumerate(ways)))
+
+
 def several_cases():
     cases = SUITES["cpu"].cases
     ways = entries(SUITES["cpu"], "cpu")
@@ -228,7 +281,7 @@ def several_cases():
     )
 
 
-CHARTS = [one_case, rows_of_all_lengths, several_cases]
+CHARTS = [one_case, rows_of_all_lengths, several_cases, block_sizes, widths]
 
 
 def ink(path, page, *, crop=1.0):
@@ -317,12 +370,77 @@ def test_rows_of_all_lengths_make_lines():
         mine = [r for r in given.records if r.who == line.get_label()]
         np.testing.assert_array_equal(line.get_xdata(), [r.size for r in mine])
         np.testing.assert_allclose(line.get_ydata(), [5e-9 * r.size / r.median_s for r in mine])
-    # 80 GB/s are 10 · 10⁹ elements of float32 a second, read and written, and five operations each.
+    # 80 GB/s are 10 · 10⁹ elements of float32 a second, read and written, and five operations each: 5/8 of it.
     assert limit.get_ydata()[0] == pytest.approx(50)
-    assert limit.get_label() == "copy, 80 GB/s"
+    assert limit.get_label() == "limit: 50, at a copy's\n80 GB/s"
     looks = {(colors.to_hex(line.get_color()), line.get_marker()) for line in lines}
     assert len(looks) == len(lines)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*whos, "copy, 80 GB/s"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*whos, limit.get_label()]
+
+
+def test_lines_may_show_times():
+    given = rows_of_all_lengths()
+    (axes,) = chart.draw(given, times=True).axes
+    assert axes.get_ylabel() == "seconds"
+    assert len(axes.lines) == len({r.who for r in given.records})
+    for line in axes.lines:
+        np.testing.assert_array_equal(
+            line.get_ydata(), [r.median_s for r in given.records if r.who == line.get_label()]
+        )
+
+
+def test_widths_make_lines_of_each_kernel_at_its_best():
+    given = widths()
+    (axes,) = chart.draw(given).axes
+    *lines, limit = axes.lines
+    whos = list(dict.fromkeys(r.who for r in given.records))
+    assert [line.get_label() for line in lines] == whos
+    for line in lines:
+        np.testing.assert_array_equal(line.get_xdata(), [case.shape[-1] for case in SUITES["widths"].cases])
+        best = min(r.median_s / r.size for r in given.records if r.who == line.get_label())
+        np.testing.assert_allclose(line.get_ydata(), 5e-9 / best)
+    assert limit.get_ydata()[0] == pytest.approx(50)
+
+
+def test_block_sizes_make_lines_of_rates():
+    given = block_sizes()
+    (axes,) = chart.draw(given).axes
+    *lines, copy = axes.lines
+    assert [line.get_label() for line in lines] == ["naive", "tree", "tree_blocked", "warp", "vector", "online"]
+    for line in lines:
+        np.testing.assert_array_equal(line.get_xdata(), [32, 64, 128, 256, 512, 1024])
+        np.testing.assert_array_equal(line.get_ydata(), [r.gbps for r in given.records if r.who == line.get_label()])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["32", "64", "128", "256", "512", "1024"]
+    assert (copy.get_ydata()[0], copy.get_label()) == (4000, "copy, 4000 GB/s")
+
+
+def test_a_search_makes_a_map_for_each_kernel_and_case_and_frames_the_best():
+    given = search()
+    given.records += [replace(r, shape=(8, 200)) for r in given.records if r.who == "online" and r.unroll == 1]
+    given.records[5] = record("tune", Case((8, 100)), tune.candidates(["vector"])[5], "failed", note="no")
+    panels = chart.draw(given).axes
+    assert [axes.get_title() for axes in panels] == [
+        f"{kernel}, 8×{n} float32" for n in (100, 200) for kernel in ("vector", "online")
+    ]
+    vector, online, nothing, one = panels
+    # As many cells as were timed, each with its share and its time.
+    assert [len(axes.texts) for axes in panels] == [15, 16, 0, 4]
+    last = given.records[31]
+    assert f"{last.gbps:.0%}\n{duration(last.median_s)}" in [text.get_text() for text in online.texts]
+    assert np.isnan(vector.collections[0].get_array().filled(np.nan)[1, 1])
+    # The last is the fastest.
+    (frame,) = online.patches
+    assert (round(frame.get_x()), round(frame.get_y())) == (3, 3)
+    assert len(one.patches) == 1
+    assert len(nothing.patches) == 0
+
+
+def test_a_search_can_be_seen_on_a_white_page_and_on_a_black_one():
+    chart.write(search(), Path("chart.png"))
+    assert min(ink("chart.png", page, crop=0.1) for page in (0, 1)) > 0.005
+    for name in ("a.svg", "b.svg"):
+        chart.write(search(), Path(name))
+    assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
 def test_several_cases_make_points_in_a_panel_for_each_dtype():
@@ -509,6 +627,13 @@ def test_block_size_and_unroll_go_where_they_mean_something():
         ("split", 256, None),
     }
     assert [way for way in ways if way.provider != "maxsoftmax"] == [Entry(name) for name in PEERS["gpu"]]
+
+
+def test_a_block_size_that_was_asked_for_is_measured_once():
+    options = cli._parser().parse_args(["bench", "blocks", "--block-size", "256", "--providers", "maxsoftmax:tree"])
+    assert command._ways(options, SUITES["blocks"], "gpu") == [Entry("maxsoftmax", "tree", 256)]
+    options = cli._parser().parse_args(["bench", "blocks", "--providers", "maxsoftmax:tree"])
+    assert [way.block_size for way in command._ways(options, SUITES["blocks"], "gpu")] == [32, 64, 128, 256, 512, 1024]
 
 
 def test_threads_are_kept_to(capsys):
@@ -800,6 +925,9 @@ SHAPE = ["--shape", "4x8"]
         ([*SHAPE, "--rounds", "2", "--together"], ["--rounds 2", "together"]),
         (["call", "--providers", "cudnn"], ["'cudnn'", *CALLERS]),
         (["call", "--providers", "maxsoftmax:naive"], ["no algorithms", "'maxsoftmax:naive'"]),
+        (["call", "--calls", "0"], ["--calls 0", "at least 1"]),
+        ([*SHAPE, "--calls", "10"], ["--calls 10", "'call'"]),
+        ([*SHAPE, "--beside", "pocket"], ["--beside", "report"]),
         (["call", "--op", "softmax_backward"], ["softmax_backward", *CALL_OPS]),
         (["call", "--op", "cross_entropy", "--shape", "2x3x4"], ["cross_entropy", "2x3x4"]),
     ],
@@ -835,6 +963,8 @@ def test_a_gpu_that_is_not_there_is_refused(capsys):
         ["--threads", "all"],
         ["--block-size", "big"],
         ["--providers"],
+        ["--calls", "ten"],
+        ["report", "x.json", "--beside", "nobody"],
     ],
     ids=" ".join,
 )

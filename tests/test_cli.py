@@ -12,8 +12,12 @@ from pathlib import Path
 import maxsoftmax
 import numpy as np
 import pytest
+import scipy.special
 from commands import fails, misused
 from contract import check
+from max.driver import Buffer
+from max.engine import InferenceSession
+from max.graph import DeviceRef
 from maxsoftmax import _native, cache, cli, demo, npy, runtime
 
 COMMAND = [sys.executable, "-m", "maxsoftmax"]
@@ -71,9 +75,24 @@ def test_demo_shows_both_cases_on_every_device(plain):
     assert "WRONG" not in result.stdout
 
 
+def test_demo_s_first_row_is_puzzle_18():
+    name, case = next(iter(demo.cases().items()))
+    assert name.startswith("puzzle 18")
+    x, dims = case
+    assert (x.shape, x.dtype, dims) == ((128,), np.float32, (128,))
+    for device in runtime.devices():
+        graph = demo.graph(DeviceRef.from_device(device), dims)
+        (result,) = InferenceSession(devices=[device]).load(graph).execute(Buffer.from_numpy(x).to(device))
+        # As the puzzle checks it.
+        y = result.to_numpy()
+        np.testing.assert_allclose(y, scipy.special.softmax(x), rtol=1e-5)
+        assert np.round(np.sum(y), 5) == 1
+        assert demo.measure(name, case, device).correct
+
+
 def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(demo, "_softmax", lambda model, x, device: np.full_like(x, 1 / x.shape[-1]))
-    monkeypatch.setattr(demo, "cases", lambda: {"small": np.arange(4, dtype=np.float32)})
+    monkeypatch.setattr(demo, "cases", lambda: {"small": demo.Case(np.arange(4, dtype=np.float32), ("n",))})
     assert cli.main(["demo"]) == 1
     assert "WRONG" in capsys.readouterr().out
 

@@ -1,29 +1,59 @@
 import re
+import runpy
 from pathlib import Path
 
 import pytest
-from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.table import markdown, overview
+from maxsoftmax.bench import published
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MARK = r"<!-- (table|overview): (\S+)((?: (?!-->)\S+)*) -->\n\n(.*?)\n\n"
+WRITE = runpy.run_path(str(ROOT / "benchmarks" / "write.py"))
+DOCUMENTS = WRITE["DOCUMENTS"]
 TABLES = [
     pytest.param(document, *found, id=f"{document.name}-{found[1]}")
     for document in DOCUMENTS
-    for found in re.findall(MARK, document.read_text(), re.S)
+    for found in WRITE["MARK"].findall(document.read_text())
 ]
 
 
-@pytest.mark.parametrize(("document", "kind", "source", "only", "table"), TABLES)
-def test_tables_are_what_was_measured(document, kind, source, only, table):
-    results = Results.read(ROOT / source)
-    assert table == {"table": markdown, "overview": overview}[kind](results, only.split() or None)
+@pytest.mark.parametrize(("document", "kind", "what", "table"), TABLES)
+def test_tables_are_what_was_measured(document, kind, what, table):
+    assert table == WRITE["table"](kind, what)
 
 
 def test_every_document_with_figures_has_tables():
     found = {document.name for document, *_ in (param.values for param in TABLES)}
-    assert found == {"README.md", "dropin.md", "kernels.md"}
+    assert found == {"README.md", "dropin.md", "kernels.md", "published.md"}
+
+
+def test_documents_are_rewritten_with_their_tables():
+    mark = "<!-- beside: pocket benchmarks/results/h200-ladder.json -->"
+    new = WRITE["table"]("beside", "pocket benchmarks/results/h200-ladder.json")
+    text = f"before\n\n{mark}\n\n| old |\n|---|\n\nbetween\n\n{mark}\n\nold\n\nafter\n"
+    assert WRITE["rewritten"](text) == f"before\n\n{mark}\n\n{new}\n\nbetween\n\n{mark}\n\n{new}\n\nafter\n"
+
+
+def test_every_chart_is_drawn_from_records():
+    charts = {path.stem for path in WRITE["CHARTS"].iterdir()}
+    assert charts == {*WRITE["DRAWN"], "cpu-train"}
+    for file, *_ in WRITE["DRAWN"].values():
+        assert (WRITE["RESULTS"] / file).exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_published_figures_stand_in_tables_only(document):
+    text = WRITE["MARK"].sub("", document.read_text())
+    assert [figure for figure in figures() if figure in text] == []
+
+
+def figures():
+    """Returns every published figure with its unit, and every loss."""
+    units = {"time": "ms", "gflops": "GFLOP/s", "improvement": "%", "speedup": "×"}
+    for write_up in published._data()["write-ups"].values():
+        for figure in write_up["figures"]:
+            for column, unit in units.items():
+                if figure.get(column):
+                    yield from (f"{figure[column]} {unit}", f"{figure[column]}{unit}")
+        yield from map(str, write_up.get("losses", ()))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)

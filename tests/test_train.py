@@ -1,4 +1,7 @@
+import json
 import re
+import shlex
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -123,11 +126,36 @@ def test_the_command_reports_every_step_and_draws_the_loss(capsys, tmp_path):
     assert found == [(str(i + 1), f"{value:.6f}") for i, value in enumerate(expected[:-1])]
     assert re.fullmatch(rf"after 3 steps: loss {expected[-1]:.6f}, \d\d\.\d% of 256 samples held out are right", last)
     assert (svg, png) == (f"{tmp_path}/loss.svg: the loss", f"{tmp_path}/loss.png: the loss")
-    drawing = ElementTree.parse(tmp_path / "loss.svg")
-    # A point a loss: before each step, and after the last.
-    points = [e for e in drawing.iter("{http://www.w3.org/2000/svg}use") if chart.OURS in e.get("style", "")]
-    assert len(points) == len(expected)
+    # A point a loss: before each step, and after the last; the published ones are before each of fifteen.
+    assert points(tmp_path / "loss.svg", chart.OURS) == len(expected)
+    assert points(tmp_path / "loss.svg", chart.PEER) == 15
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def points(path, colour):
+    """Returns how many points of a colour are in a drawing, those of its legend left out."""
+    drawing = ElementTree.parse(path)
+    legends = [e for e in drawing.iter("{http://www.w3.org/2000/svg}g") if e.get("id", "").startswith("legend")]
+    inside = {id(e) for legend in legends for e in legend.iter()}
+    uses = [e for e in drawing.iter("{http://www.w3.org/2000/svg}use") if id(e) not in inside]
+    return sum(colour in e.get("style", "") for e in uses)
+
+
+def test_another_task_is_drawn_alone(tmp_path):
+    train.plot([0.7, 0.5], tmp_path / "x.svg", "digits, seed 0")
+    assert points(tmp_path / "x.svg", chart.OURS) == 2
+    assert points(tmp_path / "x.svg", chart.PEER) == 0
+
+
+def test_the_command_keeps_the_losses(capsys, tmp_path, monkeypatch):
+    arguments = ["train", "--steps", "2", "--seed", "7", "--json", str(tmp_path / "x.json")]
+    monkeypatch.setattr(sys, "argv", ["maxsoftmax", *arguments])
+    assert cli.main(arguments) == 0
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["losses"] == [step.loss for step in start("sign", 7, "cpu").steps(2)]
+    assert (found["task"], found["seed"]) == ("sign", 7)
+    assert shlex.split(found["command"]) == ["maxsoftmax", *arguments]
+    assert found["device"]
 
 
 @pytest.fixture
@@ -142,6 +170,7 @@ def refused(monkeypatch, tmp_path):
     [
         (["--device", "tpu"], "device 'tpu' is not on this machine"),
         (["--plot", "loss.pdf"], "a chart is written as svg or png, not .pdf: loss.pdf"),
+        (["--json", "nowhere/loss.json"], "nowhere/loss.json: No such file or directory"),
         (["--plot", "nowhere/loss.svg"], "nowhere/loss.svg: No such file or directory"),
     ],
 )

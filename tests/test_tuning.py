@@ -14,9 +14,10 @@ from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import cli, files, ops, runtime, tuning
 from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
-from maxsoftmax.bench import command, tune
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench import chart, command, tune
+from maxsoftmax.bench.cases import TUNE, Case, Entry
 from maxsoftmax.bench.protocol import record
+from maxsoftmax.bench.results import Results
 from maxsoftmax.tuning import Choice, choice, location, remember
 
 GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU")
@@ -78,7 +79,7 @@ def test_the_caller_s_choice_is_taken():
 @pytest.mark.parametrize(
     ("algorithm", "block_size", "unroll", "where", "error"),
     [
-        ("online", 64, None, GPU, ValueError),
+        ("online", 16, None, GPU, ValueError),
         ("online", None, 3, GPU, ValueError),
         ("tree", 32, 4, GPU, ValueError),
         ("auto", 128, None, GPU, ValueError),
@@ -199,7 +200,7 @@ def test_a_damaged_file_is_no_matter_to_who_chooses(write):
     "entry",
     [
         {"block_size": 100, "unroll": 4},
-        {"block_size": 64, "unroll": 4},
+        {"block_size": 16, "unroll": 4},
         {"block_size": 512, "unroll": 3},
         {"block_size": 512},
         {"block_size": 512, "unroll": 8, "colour": "red"},
@@ -329,7 +330,8 @@ def tuner(monkeypatch):
             asked.extend((case, way) for case in cases for way in ways)
             for case, way in asked:
                 time = seconds(case, way)
-                bench.results.records.append(timed(case, way, time) if time else record("tune", case, way, "failed"))
+                found = timed(case, way, time, suite=name) if time else record(name, case, way, "failed")
+                bench.results.records.append(found)
             return complete
 
         monkeypatch.setattr(command, "watch", watch)
@@ -366,6 +368,24 @@ def test_tune_takes_shapes_and_algorithms(tuner, capsys):
     assert cli.main(["tune", "--shape", "8x100", "--shape", "8x1000", "--algorithm", "vector"]) == 0
     assert asked == [(case, way) for case in (SMALL, LARGE) for way in tune.candidates(["vector"])]
     assert list(json.loads(location().read_text())["A GPU"]) == ["vector"]
+
+
+def test_tune_keeps_its_records_and_draws_the_search(tuner, folder, capsys, tmp_path):
+    asked = tuner(lambda case, way: 1.0)
+    given = ["--shape", "8x100", "--json", str(tmp_path / "x.json"), "--plot", str(tmp_path / "x.svg")]
+    assert cli.main(["tune", *given]) == 0
+    found = Results.read(tmp_path / "x.json")
+    assert [(r.suite, r.algorithm, r.block_size, r.unroll) for r in found.records] == [
+        (TUNE, *way[1:]) for _, way in asked
+    ]
+    chart.write(found, tmp_path / "y.svg")
+    assert (tmp_path / "x.svg").read_bytes() == (tmp_path / "y.svg").read_bytes()
+
+
+def test_tune_measures_nothing_that_it_could_not_write(tuner, folder, capsys, tmp_path):
+    asked = tuner(lambda case, way: 1.0)
+    assert "nowhere/x.json" in fails(capsys, "tune", "--json", str(tmp_path / "nowhere" / "x.json"))
+    assert asked == []
 
 
 def test_tune_of_nothing_timed_keeps_nothing(tuner, folder, capsys):

@@ -51,8 +51,8 @@ class Choices(NamedTuple):
 
 
 _ANY = tuple(2**i for i in range(11))
-# Where warps work together, a block has to be whole warps, which are 64 threads on some GPUs.
-_WARPS = (128, 256, 512, 1024)
+# Where warps work together, a block is at least one, or half of one where a GPU's warps have 64 threads.
+_WARPS = tuple(2**i for i in range(5, 11))
 
 ALGORITHMS: dict[str, dict[str, Choices]] = {
     "cpu": {"auto": Choices(), "naive": Choices()},

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"maxsoftmax {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="two softmaxes on every device, checked against SciPy")
+    demo = commands.add_parser("demo", help="two softmaxes on every device, checked against SciPy: puzzle 18's first")
     demo.set_defaults(command=_demo)
 
     run = commands.add_parser("run", help="softmax of a .npy file")
@@ -115,14 +115,14 @@ def _demo(options: argparse.Namespace) -> int:
     table = Table("case", "device", "compile", "run", "largest error", "sum of the row")
     correct = True
     for device in runtime.devices():
-        for case, x in demo.cases().items():
+        for name, case in demo.cases().items():
             with runtime.observing(_spinner):
-                result = demo.measure(case, x, device)
+                result = demo.measure(name, case, device)
             correct &= result.correct
             table.add_row(
                 result.case,
                 result.device,
-                f"{result.compile_s:.1f} s" if result.compile_s else "shared",
+                f"{result.compile_s:.1f} s" if result.compile_s else "kept",
                 f"{result.run_s * 1e3:.3f} ms",
                 f"{result.error:.1e}" + ("" if result.correct else " WRONG"),
                 f"{result.row_sum:.9f}",

@@ -1,4 +1,7 @@
-"""`maxsoftmax demo`: two softmaxes on every device, checked against SciPy."""
+"""`maxsoftmax demo`: two softmaxes on every device, checked against SciPy.
+
+The first is the program of the Mojo GPU Puzzles, problem 18: a MAX graph of this one op, for 128 float32.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,21 @@ from maxsoftmax import ops, runtime
 from maxsoftmax.extension import extension
 
 
+class Case(NamedTuple):
+    """Logits, and what their graph is made for."""
+
+    x: np.ndarray
+    dims: tuple[int | str, ...]
+    """The dimensions that the graph takes; those that have names may have any size."""
+
+
 class Result(NamedTuple):
     """What one softmax on one device did."""
 
     case: str
     device: str
     compile_s: float
-    """Time to compile the model, 0 if an earlier case had left it."""
+    """Time to compile the model, 0 if an earlier process had left it."""
     run_s: float
     """Median time of a call, transfers to and from the device included."""
     error: float
@@ -34,20 +45,22 @@ class Result(NamedTuple):
 
     @property
     def correct(self) -> bool:
-        """Whether the error is one that float32 explains."""
+        """Whether the error is one that float32 explains, which is also what the puzzle allows."""
         return self.error < 1e-5 and abs(self.row_sum - 1) < 1e-5
 
 
-def cases() -> dict[str, np.ndarray]:
-    """Returns the logits, float32, by name: the published example (0, 1, …, 127) and a batch of GPT-2's size."""
+def cases() -> dict[str, Case]:
+    """Returns the logits, float32, by name: the puzzle's and a batch of GPT-2's size."""
+    random = np.random.default_rng(0)
     return {
-        "128": np.arange(128, dtype=np.float32),
-        "64×50257": np.random.default_rng(0).standard_normal((64, 50257), dtype=np.float32) * 4,
+        "puzzle 18: 128": Case(random.standard_normal(128, dtype=np.float32), (128,)),
+        "64×50257": Case(random.standard_normal((64, 50257), dtype=np.float32) * 4, ("rows", "n")),
     }
 
 
-def measure(case: str, x: np.ndarray, device: Device) -> Result:
-    """Returns what softmax of `x` along its last axis does on `device`."""
+def measure(name: str, case: Case, device: Device) -> Result:
+    """Returns what softmax of a case along its last axis does on `device`."""
+    x, dims = case
     compile_s = 0.0
 
     @contextmanager
@@ -58,20 +71,20 @@ def measure(case: str, x: np.ndarray, device: Device) -> Result:
         compile_s += time.perf_counter() - start
 
     with runtime.observing(timing):
-        model = runtime.model(device, "softmax of float32 rows", lambda: graph(DeviceRef.from_device(device)))
-    rows = np.atleast_2d(x)
-    y = _softmax(model, rows, device).astype(np.float64).reshape(x.shape)
-    runs = [_seconds(model, rows, device) for _ in range(7)]
+        what = f"softmax of {'×'.join(map(str, dims))} float32"
+        model = runtime.model(device, what, lambda: graph(DeviceRef.from_device(device), dims))
+    y = _softmax(model, x, device).astype(np.float64)
+    runs = [_seconds(model, x, device) for _ in range(7)]
     expected = scipy.special.softmax(x.astype(np.float64), axis=-1)
     relevant = expected > 1e-30
     error = np.abs(y - expected)[relevant] / expected[relevant]
     row_sum = float(np.atleast_2d(y)[0].sum())
-    return Result(case, runtime.name(device), compile_s, float(np.median(runs)), float(error.max()), row_sum)
+    return Result(name, runtime.name(device), compile_s, float(np.median(runs)), float(error.max()), row_sum)
 
 
-def graph(device: DeviceRef) -> Graph:
-    """Returns a graph of MAX that computes softmax of float32 along the last axis of (rows, n)."""
-    kind = TensorType(DType.float32, ("rows", "n"), device)
+def graph(device: DeviceRef, dims: tuple[int | str, ...]) -> Graph:
+    """Returns a graph of MAX that computes softmax of float32 along the last axis of a tensor of these dimensions."""
+    kind = TensorType(DType.float32, dims, device)
     with Graph("demo", input_types=[kind], custom_extensions=[extension()]) as built:
         built.output(ops.softmax(built.inputs[0].tensor))
     return built

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from max.driver import Device
 
-from maxsoftmax import runtime
-from maxsoftmax.bench import chart
+from maxsoftmax import files, runtime
+from maxsoftmax.bench import chart, published
+from maxsoftmax.bench.run import processor
 from maxsoftmax.console import Console
-from maxsoftmax.network import Samples, Step, Training
+from maxsoftmax.extension import distribution_version
+from maxsoftmax.network import Samples, Training
 
 out = Console()
 log = Console(stderr=True)
@@ -98,8 +104,9 @@ def add(commands: Any) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="where the loss goes as a chart: .svg or .png, or both without a suffix",
+        help="where the loss goes as a chart, of 'sign' beside the published one: .svg, .png, or both without a suffix",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the losses go")
     parser.set_defaults(command=_train)
 
 
@@ -118,6 +125,8 @@ def _seed(text: str) -> int:
 def _train(options: argparse.Namespace) -> int:
     if options.plot:
         chart.check(options.plot)
+    if options.json:
+        files.check(options.json)
     device = runtime.device(options.device)
     task = TASKS[options.task](options.seed)
     count = options.steps or task.steps
@@ -133,14 +142,38 @@ def _train(options: argparse.Namespace) -> int:
         f"after {count} step{'s' * (count > 1)}: loss {last.loss:.6f}, "
         f"{last.right:.1%} of {len(task.held_out.x)} samples held out are right"
     )
+    losses = [step.loss for step in found]
+    if options.json:
+        files.replace(options.json, _json(losses, device, options).encode(errors="backslashreplace"))
+        out.print(f"{options.json}: the loss")
     if options.plot:
-        for path in plot(found, options.plot, f"{options.task}, seed {options.seed}"):
+        theirs = published.losses() if options.task == "sign" else ()
+        for path in plot(losses, options.plot, f"{options.task}, seed {options.seed}", theirs):
             out.print(f"{path}: the loss")
     return 0
 
 
-def plot(found: list[Step], path: Path, title: str) -> list[Path]:
+def _json(losses: Sequence[float], device: Device, options: argparse.Namespace) -> str:
+    kept = {
+        "device": processor() if device.is_host else device.model_name,
+        "versions": {"max": distribution_version("max", "modular")},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["maxsoftmax", *sys.argv[1:]]),
+        "task": options.task,
+        "seed": options.seed,
+        "losses": losses,
+    }
+    return json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+
+
+def plot(losses: Sequence[float], path: Path, title: str, theirs: Sequence[float] = ()) -> list[Path]:
     """Draws the loss before each step, and after the last, and returns the files written.
+
+    Args:
+        losses: What was found here.
+        path: Where the chart goes.
+        title: What it is called.
+        theirs: The published losses of the same task, of another start.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -150,7 +183,10 @@ def plot(found: list[Step], path: Path, title: str) -> list[Path]:
     with chart.styled() as figure:
         figure.set_size_inches(7, 4)
         axes = figure.subplots()
-        axes.plot(range(len(found)), [step.loss for step in found], color=chart.OURS, marker="o", markersize=3)
+        axes.plot(range(len(losses)), losses, color=chart.OURS, marker="o", markersize=3, label="here")
+        if theirs:
+            axes.plot(range(len(theirs)), theirs, color=chart.PEER, marker="s", markersize=3, label="published")
+            axes.legend(frameon=False)
         axes.set_yscale("log")
         axes.set_xlabel("steps")
         axes.set_ylabel("mean cross entropy")

@@ -63,6 +63,11 @@ def test_every_block_size() raises:
             check["tree", block_size](Rows(3, n, 1), device, host)
         for inner in [1, 2, 5, 31, 32, 33, 100]:
             check["tree", block_size, False](Rows(2, 130, inner), device, host)
+        comptime if block_size >= 32:
+            for n in [1, 31, 1025, 50257]:
+                check["warp", block_size](Rows(3, n, 1), device, host)
+                check["multipass", block_size](Rows(3, n, 1), device, host)
+                check["split", block_size](Rows(3, n, 1), device, host)
 
 
 def test_every_unroll() raises:
@@ -70,7 +75,7 @@ def test_every_unroll() raises:
     var host = DeviceContext(api="cpu")
     comptime for log_unroll in range(4):
         comptime unroll = 1 << log_unroll
-        comptime for block_size in [128, 1024]:
+        comptime for block_size in [32, 64, 128, 1024]:
             for n in [1, 3, 4, 5, 129, 4097, 50257]:
                 check["vector", block_size, unroll=unroll](
                     Rows(3, n, 1), device, host

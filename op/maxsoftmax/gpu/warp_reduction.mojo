@@ -52,7 +52,7 @@ def block_reduce[
 
     Parameters:
         T: Type of the values, whole words of 4 bytes.
-        block_size: Threads a block, a power of two and at least `WARP_SIZE`.
+        block_size: Threads a block, a power of two from 32; where a warp has more, they are a part of one.
         combine: The operation, commutative and associative up to rounding.
 
     Args:
@@ -63,9 +63,9 @@ def block_reduce[
     Returns:
         The combined value of the block.
     """
-    comptime assert block_size >= WARP_SIZE
-    comptime warps = block_size // WARP_SIZE
-    var of_warp = lanes_reduce[combine](value)
+    comptime assert block_size >= 32
+    comptime warps = max(1, block_size // WARP_SIZE)
+    var of_warp = lanes_reduce[combine, min(block_size, WARP_SIZE)](value)
     if thread % WARP_SIZE == 0:
         scratch[unsafe_offset=thread // WARP_SIZE] = of_warp
     barrier()
@@ -91,7 +91,7 @@ def pair_reduce[
     Parameters:
         dtype: The accumulator's dtype.
         width: Lanes of each thread's pair.
-        block_size: Threads a block, a power of two and at least `WARP_SIZE`.
+        block_size: Threads a block, a power of two from 32.
 
     Args:
         thread: This thread's index in the block.
@@ -101,12 +101,12 @@ def pair_reduce[
         The pair of the block.
     """
     var maxima = unsafe_stack_allocation[
-        block_size // WARP_SIZE,
+        max(1, block_size // WARP_SIZE),
         Scalar[dtype],
         address_space=AddressSpace.SHARED,
     ]()
     var sums = unsafe_stack_allocation[
-        block_size // WARP_SIZE,
+        max(1, block_size // WARP_SIZE),
         Sum[dtype, 1],
         address_space=AddressSpace.SHARED,
     ]()

@@ -2,5 +2,5 @@
 
 `cases.py` says what is measured, `providers/` who computes it, `protocol.py` how it is timed, `call.py` how
 whole calls are, `apart.py` how each provider gets a process of its own, `results.py` what is kept, `table.py` and
-`chart.py` how it is shown.
+`chart.py` how it is shown, and `published.py` what others measured, beside it.
 """

@@ -34,12 +34,26 @@ BATCH = 16
 within a call."""
 
 
-def measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine) -> Record:
-    """Returns what a call of `provider` costs on `case`. Never raises for what the provider does wrong."""
-    return guarded(suite, case, entry, lambda: _measure(suite, case, entry, provider, machine))
+def measure(
+    suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine, *, count: int | None = None
+) -> Record:
+    """Returns what a call of `provider` costs on `case`. Never raises for what the provider does wrong.
+
+    Args:
+        suite: Its name.
+        case: What is computed.
+        entry: How.
+        provider: By whom.
+        machine: Where.
+        count: How many calls of each kind are timed, after the one that is checked; None for as many as fit, after
+            warming up.
+    """
+    return guarded(suite, case, entry, lambda: _measure(suite, case, entry, provider, machine, count=count))
 
 
-def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine) -> Record:
+def _measure(
+    suite: str, case: Case, entry: Entry, provider: Provider, machine: Machine, *, count: int | None
+) -> Record:
     check_op(case, provider)
     inputs = Inputs.place(case, 1, machine.device)
     with provider.calling(case):
@@ -53,7 +67,7 @@ def _measure(suite: str, case: Case, entry: Entry, provider: Provider, machine: 
         if not found.correct:
             return wrong(suite, case, entry, found)
         del y
-        count = _warm(function, x, wait)
+        count = count or _warm(function, x, wait)
         finished = _finished(function, x, wait, count)
         # On a CPU, calls that are under way would take its cores from the next.
         batch = 1 if machine.device.is_host else BATCH

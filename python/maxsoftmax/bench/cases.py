@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -109,6 +110,8 @@ class Suite(NamedTuple):
     cases: tuple[Case, ...]
     rungs: bool = False
     """Whether all our algorithms take part, or `auto` only."""
+    ways: tuple[Entry, ...] = ()
+    """The ways on a GPU, where they are not ours and all peers: what compares our block sizes has many."""
     host: tuple[Case, ...] = ()
     """The cases on a CPU, where a suite for a GPU has others there: a machine without a GPU has these."""
     calls: bool = False
@@ -120,7 +123,19 @@ class Suite(NamedTuple):
 
 
 BLOCK_SIZE = 512
-"""Threads a block of our rungs in every suite: the published benchmark's."""
+"""Threads a block of our rungs, in every suite that does not compare block sizes: the published benchmark's."""
+
+BLOCK_SIZES = (128, 256, 512, 1024)
+"""Threads a block among which the best is searched: FastSoftmax's."""
+
+BLOCKS = "blocks"
+"""The suite that compares block sizes."""
+
+WIDTHS = "widths"
+"""The suite that compares lengths of rows, each kernel at its best block size and unrolling."""
+
+TUNE = "tune"
+"""The suite of `maxsoftmax tune`."""
 
 PEERS = {
     "gpu": ("max", "torch", "torch.compile", "liger", "quack", "jax", "cudnn"),
@@ -147,6 +162,13 @@ CALLERS = {
 
 CALL = "call"
 """The suite of calls."""
+
+
+def searched(algorithm: str) -> tuple[Entry, ...]:
+    """Returns an algorithm at every block size of `BLOCK_SIZES` and every unrolling that it leaves to the caller."""
+    unrolls = ALGORITHMS["gpu"][algorithm].unrolls or (None,)
+    return tuple(Entry("maxsoftmax", algorithm, *pair) for pair in itertools.product(BLOCK_SIZES, unrolls))
+
 
 CALL_OPS = {
     "softmax": ("softmax",),
@@ -190,6 +212,34 @@ SUITES = {
     ),
     "vector": Suite("One row of sixteen million elements", "gpu", (Case((1, 2**24)),), rungs=True),
     "square": Suite("A matrix that fits in the cache", "gpu", (Case((1024, 1024)),), rungs=True),
+    BLOCKS: Suite(
+        "Threads a block, at the size of a GPT-2 batch of logits",
+        "gpu",
+        (Case((8, 1024, 50257)),),
+        rungs=True,
+        ways=tuple(
+            Entry("maxsoftmax", algorithm, 2**i)
+            for algorithm in ("naive", "tree", "tree_blocked", "warp", "vector", "online")
+            for i in range(5, 11)
+        ),
+    ),
+    WIDTHS: Suite(
+        "128 rows of a thousand to a hundred thousand elements, each kernel at its best block size",
+        "gpu",
+        tuple(Case((128, 2**i)) for i in range(10, 18)),
+        rungs=True,
+        ways=(
+            Entry("maxsoftmax", "auto"),
+            # In it every element reads its row, in blocks of any size.
+            Entry("maxsoftmax", "elementwise", BLOCK_SIZE),
+            *(
+                entry
+                for algorithm in ("tree_blocked", "tree", "warp", "vector", "online")
+                for entry in searched(algorithm)
+            ),
+            Entry("torch"),
+        ),
+    ),
     "llm": Suite(
         "Logits of language models, and rows of attention scores",
         "gpu",
@@ -277,6 +327,8 @@ def entries(suite: Suite, device: str) -> list[Entry]:
     """Returns the ways to compute the cases of `suite` on a kind of `device`: ours first, then the peers."""
     if suite.calls:
         return [Entry(name) for name in CALLERS[device]]
+    if suite.ways and device == "gpu":
+        return list(suite.ways)
     ours = ALGORITHMS[device] if suite.rungs else {"auto": ALGORITHMS[device]["auto"]}
     return [
         *(Entry("maxsoftmax", name, BLOCK_SIZE if leaves.block_sizes else None) for name, leaves in ours.items()),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsoftmax import files
-from maxsoftmax.bench.cases import CALL, SUITES
+from maxsoftmax.bench.cases import BLOCKS, CALL, SUITES, TUNE, WIDTHS
 from maxsoftmax.bench.results import Record, Results
 from maxsoftmax.bench.table import duration
 
@@ -83,8 +83,8 @@ def check(path: Path) -> None:
         raise ValueError("a chart needs matplotlib: pip install 'maxsoftmax[bench]'")
 
 
-def write(results: Results, path: Path) -> list[Path]:
-    """Draws `results` and returns the files written: an SVG, a PNG, or both where `path` has no suffix.
+def write(results: Results, path: Path, *, times: bool = False) -> list[Path]:
+    """Draws `results` as `draw` does, and returns the files written: an SVG, a PNG, or both where `path` has no suffix.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -92,7 +92,7 @@ def write(results: Results, path: Path) -> list[Path]:
         ValueError: If nothing was timed, or the suffix is of another format.
     """
     targets(path)
-    return save(draw(results), path)
+    return save(draw(results, times=times), path)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -130,8 +130,14 @@ def styled() -> Iterator[Figure]:
         yield Figure(layout="constrained")
 
 
-def draw(results: Results) -> Figure:
+def draw(results: Results, *, times: bool = False) -> Figure:
     """Returns the chart of the kind that suits the cases: bars for one, lines over the length of a row, else points.
+
+    Block sizes make lines, and those with unrollings a map.
+
+    Args:
+        results: What to draw.
+        times: Whether lines over the length of a row show seconds, rather than GFLOP/s.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -142,16 +148,23 @@ def draw(results: Results) -> Figure:
         raise ValueError("nothing was timed, so there is nothing to draw")
     with styled() as figure:
         cases = list(dict.fromkeys((r.case, r.dtype) for r in timed))
-        if len(cases) == 1:
+        suites = {r.suite for r in timed}
+        alike = len({(r.op, r.dtype, r.axis) for r in timed}) == 1
+        if suites == {BLOCKS}:
+            _blocks(figure, timed)
+        elif suites == {TUNE}:
+            _search(figure, timed)
+        elif len(cases) == 1:
             _bars(figure, timed)
-        elif all(r.suite == CALL for r in timed):
+        elif suites == {CALL}:
             _calls(figure, timed, early=results.threads is None)
-        elif len({(r.dtype, r.axis) for r in timed}) == 1 and all(r.shape[:-1] == (1,) and r.gflops for r in timed):
-            _lines(figure, timed)
+        elif alike and (suites == {WIDTHS} or all(r.shape[:-1] == (1,) and r.gflops for r in timed)):
+            _lines(figure, timed, times)
         else:
             _points(figure, timed)
         suite = timed[0].suite
-        title = SUITES[suite].title if suite in SUITES else f"softmax, {suite}"
+        titles = {name: made.title for name, made in SUITES.items()} | {TUNE: "The search for block size and unrolling"}
+        title = titles.get(suite, f"softmax, {suite}")
         figure.suptitle(f"{title}\n{results.where}", fontsize=11)
         return figure
 
@@ -184,24 +197,82 @@ def _bars(figure: Figure, records: Sequence[Record]) -> None:
     axes.set_xlabel(f"seconds for {records[0].case} {records[0].dtype}; less is better")
 
 
-def _lines(figure: Figure, records: Sequence[Record]) -> None:
-    """GFLOP/s over the length of one row, under the limit that the memory sets."""
+def _lines(figure: Figure, records: Sequence[Record], times: bool) -> None:
+    """GFLOP/s over the length of a row, under the limit that the memory sets; or seconds."""
     figure.set_size_inches(9, 5.5)
     axes = figure.subplots()
     for i, who in enumerate(dict.fromkeys((r.provider, r.who) for r in records)):
-        line = [r for r in records if (r.provider, r.who) == who]
-        axes.plot([r.shape[-1] for r in line], [r.gflops or 0 for r in line], label=who[1], **_style(i, who[0]))
-    longest = max(r.shape[-1] for r in records)
-    copied = max((r for r in records if r.shape[-1] == longest), key=lambda r: r.copy_gbps or 0.0)
-    # What the best copy would do if it computed on its way.
-    limit = (copied.gflops or 0.0) * (copied.copy_gbps or 0.0) / (copied.gbps or 1.0)
-    label = f"copy, {copied.copy_gbps:.0f} GB/s"
-    axes.axhline(limit, color=INK, linestyle="--", linewidth=1, label=label)
+        # Of a kernel that was tried with several block sizes, the best.
+        line: dict[int, Record] = {}
+        for r in records:
+            n = r.shape[-1]
+            if (r.provider, r.who) == who and (n not in line or _time(r) < _time(line[n])):
+                line[n] = r
+        heights = [_time(r) if times else r.gflops or 0.0 for r in line.values()]
+        axes.plot([*line], heights, label=who[1], **_style(i, who[0]))
+    if not times:
+        longest = max(r.shape[-1] for r in records)
+        copied = max((r for r in records if r.shape[-1] == longest), key=lambda r: r.copy_gbps or 0.0)
+        # What the best copy would do if it computed on its way: of float32 5/8 of its rate.
+        limit = (copied.gflops or 0.0) * (copied.copy_gbps or 0.0) / (copied.gbps or 1.0)
+        label = f"limit: {limit:.0f}, at a copy's\n{copied.copy_gbps:.0f} GB/s"
+        axes.axhline(limit, color=INK, linestyle="--", linewidth=1, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(f"length of the row, {records[0].dtype}")
-    axes.set_ylabel("GFLOP/s, five an element")
+    axes.set_ylabel("seconds" if times else "GFLOP/s, five an element")
     _legend(axes)
+
+
+def _blocks(figure: Figure, records: Sequence[Record]) -> None:
+    """Rate over the threads of a block."""
+    figure.set_size_inches(9, 5)
+    axes = figure.subplots()
+    for i, who in enumerate(dict.fromkeys(r.who for r in records)):
+        line = [r for r in records if r.who == who]
+        axes.plot([r.block_size or 0 for r in line], [r.gbps or 0 for r in line], label=who, **_style(i, "maxsoftmax"))
+    copy = max(r.copy_gbps or 0.0 for r in records)
+    axes.axhline(copy, color=INK, linestyle="--", linewidth=1, label=f"copy, {copy:.0f} GB/s")
+    axes.set_xscale("log", base=2)
+    sizes = sorted({r.block_size or 0 for r in records})
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"threads a block, {records[0].case} {records[0].dtype}")
+    axes.set_ylabel("GB/s: each element read once and written once")
+    _legend(axes)
+
+
+def _search(figure: Figure, records: Sequence[Record]) -> None:
+    """Share of a copy's rate for each block size and unrolling, a map for each kernel and case; the best is framed."""
+    from matplotlib.patches import Rectangle
+
+    kernels = list(dict.fromkeys(r.who for r in records))
+    cases = list(dict.fromkeys(r.case for r in records))
+    sizes = sorted({r.block_size or 0 for r in records})
+    unrolls = sorted({r.unroll or 0 for r in records})
+    figure.set_size_inches(1 + 4.5 * len(kernels), 1.2 + 3 * len(cases))
+    for row, case in zip(figure.subplots(len(cases), len(kernels), squeeze=False), cases, strict=True):
+        for axes, kernel in zip(row, kernels, strict=True):
+            cells = {
+                (sizes.index(r.block_size or 0), unrolls.index(r.unroll or 0)): r
+                for r in records
+                if (r.case, r.who) == (case, kernel)
+            }
+            shares = {cell: (r.gbps or 0.0) / (r.copy_gbps or 1.0) for cell, r in cells.items()}
+            grid = [[shares.get((y, x), float("nan")) for x in range(len(unrolls))] for y in range(len(sizes))]
+            axes.pcolormesh(grid, cmap="viridis", edgecolors="face")
+            low, high = min(shares.values(), default=0.0), max(shares.values(), default=0.0)
+            for (y, x), share in shares.items():
+                light = share > low + 0.5 * (high - low)
+                text = f"{share:.0%}\n{duration(_time(cells[y, x]))}"
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=8, color="k" if light else "w")
+                if share == high:
+                    axes.add_patch(Rectangle((x + 0.03, y + 0.03), 0.94, 0.94, fill=False, edgecolor=OURS, linewidth=2))
+            axes.set_xticks([i + 0.5 for i in range(len(unrolls))], list(map(str, unrolls)))
+            axes.set_yticks([i + 0.5 for i in range(len(sizes))], list(map(str, sizes)))
+            axes.set_title(f"{kernel}, {case} {records[0].dtype}", fontsize=9)
+            axes.set_xlabel("vectors under way")
+            axes.set_ylabel("threads a block")
 
 
 def _points(figure: Figure, records: Sequence[Record]) -> None:

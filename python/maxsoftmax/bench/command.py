@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from max.driver import Device
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from maxsoftmax import files, parse, runtime
 from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
-from maxsoftmax.bench import chart
+from maxsoftmax.bench import chart, published
 from maxsoftmax.bench.apart import ROUNDS, Apart
 from maxsoftmax.bench.cases import (
     BLOCK_SIZE,
@@ -99,6 +100,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help=f"on a CPU and of '{CALL}', where each of several providers has a process of its own: "
         f"how often it has its turn (default: {ROUNDS})",
     )
+    bench.add_argument(
+        "--calls",
+        type=int,
+        metavar="N",
+        help=f"of '{CALL}': times as many calls of each kind, after one, as published comparisons do "
+        "(default: as many as fit, after warming up)",
+    )
     bench.add_argument("--together", action="store_true", help="all providers in this process, in one round")
     bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
     bench.add_argument("--resume", action="store_true", help="keep what is in the FILE of --json, and measure the rest")
@@ -108,22 +116,31 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.add_argument(
         "--markdown", action="store_true", help=f"with '{REPORT}': tables for a document, that of all cases first"
     )
+    bench.add_argument(
+        "--beside",
+        choices=published.names(),
+        help=f"with '{REPORT}': the figures of a published write-up, and those of FILEs beside them, as a table for a "
+        "document; --plot draws who is in it",
+    )
     bench.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command and returns its exit status: 0, 1 if a result was wrong, 130 if interrupted."""
-    _check_targets(options)
+    check_targets(options)
     if options.suite == REPORT:
         return _report(options)
-    if options.markdown:
-        raise ValueError(f"--markdown is for 'maxsoftmax bench {REPORT}'")
+    for name in ("markdown", "beside"):
+        if getattr(options, name):
+            raise ValueError(f"--{name} is for 'maxsoftmax bench {REPORT}'")
     if options.resume and not options.json:
         raise ValueError("--resume needs --json FILE, the records of the run to resume")
     if options.files:
         raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
     if options.rounds is not None and (options.together or options.rounds < 1):
         raise ValueError(f"--rounds {options.rounds}: at least 1, and not where providers are together")
+    if options.calls is not None and (options.suite != CALL or options.calls < 1):
+        raise ValueError(f"--calls {options.calls}: at least 1, and for suite {CALL!r}")
     _limit_threads(options.threads)
     name, suite, best = _chosen(options)
     device = runtime.device(options.device or best)
@@ -137,13 +154,13 @@ def run(options: argparse.Namespace) -> int:
     if not complete and not any(r.status == "ok" for r in bench.results.records):
         # Nothing to draw, and that is not what went wrong.
         options.plot = None
-    _write(bench.results, options)
+    write(bench.results, options)
     if not complete:
         return 130
     return 1 if any(r.status == "wrong" for r in bench.results.records) else 0
 
 
-def _check_targets(options: argparse.Namespace) -> None:
+def check_targets(options: argparse.Namespace) -> None:
     """Refuses now what could not be written when all is measured."""
     if options.plot:
         chart.check(options.plot)
@@ -163,13 +180,15 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError("a chart needs results of one device, and these files hold several")
     if options.json and len(several) > 1:
         raise ValueError("--json of a report would lose which file a record came from")
+    if options.beside:
+        Console().print(published.beside(options.beside, several))
     for results in several:
         if options.markdown:
             Console().print(overview(results), markdown(results), sep="\n\n")
-        else:
+        elif not options.beside:
             show(results)
     first.records = [record for results in several for record in results.records]
-    _write(first, options)
+    write(first, options)
     return 0
 
 
@@ -179,7 +198,7 @@ def _bench(options: argparse.Namespace, name: str, suite: Suite, device: Device,
     threads = options.threads or usable_cores()
     alone = len({way.provider for way in ways}) == 1 and options.rounds is None
     if options.together or alone or not (device.is_host or suite.calls):
-        return Bench(device, typed, threads, suite.calls)
+        return Bench(device, typed, threads, suite.calls, count=options.calls)
 
     def arguments(mine: Sequence[Entry]) -> list[str]:
         names = ",".join(":".join(filter(None, (way.provider, way.algorithm))) for way in mine)
@@ -187,7 +206,7 @@ def _bench(options: argparse.Namespace, name: str, suite: Suite, device: Device,
         given += [f"--shape={'x'.join(map(str, shape))}" for shape in options.shape or ()]
         given += [f"--dtype={dtype.name}" for dtype in options.dtype or ()]
         given += [f"--axis={options.axis}"] * (options.axis != -1) + [f"--op={options.op}"] * (options.op != "softmax")
-        for option in ("block_size", "unroll"):
+        for option in ("block_size", "unroll", "calls"):
             if (value := getattr(options, option)) is not None:
                 given.append(f"--{option.replace('_', '-')}={value}")
         if device.is_host or options.threads:
@@ -275,7 +294,7 @@ def _ways(options: argparse.Namespace, suite: Suite, device: str) -> list[Entry]
                 chosen += [entry for entry in every if entry.algorithm == algorithm]
             else:
                 chosen += [e for e in default if e.provider == provider] or [Entry(provider)]
-    return [_configured(entry, options, device) for entry in dict.fromkeys(chosen)]
+    return list(dict.fromkeys(_configured(entry, options, device) for entry in chosen))
 
 
 def _configured(entry: Entry, options: argparse.Namespace, device: str) -> Entry:
@@ -339,13 +358,16 @@ def show(results: Results) -> None:
         out.print(table)
 
 
-def _write(results: Results, options: argparse.Namespace) -> None:
+def write(results: Results, options: argparse.Namespace) -> None:
+    """Writes the JSON and the chart that were asked for, and says so."""
     out = Console()
     if options.json:
         results.write(options.json)
         out.print(f"{options.json}: {_several(len(results.records), 'record')}")
     if options.plot:
-        written = chart.write(results, options.plot)
+        name = getattr(options, "beside", None)
+        drawn = replace(results, records=published.shown(name, results)) if name else results
+        written = chart.write(drawn, options.plot, times=name in published.TIMES)
         out.print(f"{', '.join(map(str, written))}: chart")
 
 

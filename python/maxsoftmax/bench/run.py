@@ -36,16 +36,20 @@ class Bench:
         command: What was typed.
         threads: Of the processor, where that computes.
         calls: Whether whole calls are timed.
+        count: How many calls of each kind; None for as many as fit.
     """
 
     rounds = 1
     """How often everything is measured."""
 
-    def __init__(self, device: Device, command: Sequence[str], threads: int, calls: bool = False) -> None:
+    def __init__(
+        self, device: Device, command: Sequence[str], threads: int, calls: bool = False, *, count: int | None = None
+    ) -> None:
         clock = HostClock() if device.is_host else DeviceClock(device)
         self.machine = Machine(device, clock)
         self.threads = threads
         self.calls = calls
+        self.count = count
         self.measured = 0
         """How many measurements were made, over all rounds."""
         self.providers: dict[str, Provider | str] = {}
@@ -133,7 +137,7 @@ class Bench:
         if isinstance(provider, str):
             return record(suite, case, entry, "missing", note=provider)
         if self.calls:
-            return call.measure(suite, case, entry, provider, self.machine)
+            return call.measure(suite, case, entry, provider, self.machine, count=self.count)
         if reason := self._hopeless(suite, case, entry):
             return record(suite, case, entry, "missing", note=reason)
         return measure(suite, case, entry, provider, self.machine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from itertools import groupby
 
@@ -29,14 +30,14 @@ def markdown(results: Results, only: Container[str] | None = None) -> str:
     """
     parts = []
     for records in _cases(results):
-        naive, columns = _naive(records), _columns(records[0])
+        names, columns = _names(records), _columns(records[0])
         lines = [
             f"| {records[0].case} {records[0].dtype} | {' | '.join(columns)} |",
             "|---" + "|---:" * len(columns) + "|",
         ]
         lines += [
-            f"| {r.who if r.ours else f'*{r.who}*'} | {' | '.join(_cells(r, naive))} |"
-            for r in records
+            f"| {name if r.ours else f'*{name}*'} | {' | '.join(_cells(r, _naive(r, records)))} |"
+            for r, name in zip(records, names, strict=True)
             if only is None or r.who in only
         ]
         parts.append("\n".join(lines))
@@ -52,17 +53,19 @@ def overview(results: Results, only: Container[str] | None = None) -> str:
         results: What to show.
         only: As for `markdown`; of them, those that never have a time are left out.
     """
-    timed = {r.who for r in results.records if r.status == "ok" and (only is None or r.who in only)}
-    names = [who for who in dict.fromkeys(r.who for r in results.records) if who in timed]
-    lines = ["| | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
-    for records in _cases(results):
-        texts_of = {r.who: _short(r) for r in records if r.status != "missing"}
-        texts = (texts_of.get(name, "") for name in names)
+    cases = [(records, _names(records)) for records in _cases(results)]
+    named = [(r, name) for records, names in cases for r, name in zip(records, names, strict=True)]
+    timed = {name for r, name in named if r.status == "ok" and (only is None or r.who in only)}
+    columns = [name for name in dict.fromkeys(name for _, name in named) if name in timed]
+    lines = ["| | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
+    for records, names in cases:
+        texts_of = {name: _short(r) for r, name in zip(records, names, strict=True) if r.status != "missing"}
+        texts = (texts_of.get(column, "") for column in columns)
         lines.append(f"| {records[0].case} {records[0].dtype} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
-COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "error")
+COLUMNS = ("time", "GB/s", "of a copy", "GFLOP/s", "× naive", "improvement", "error")
 """What is shown of each record."""
 
 CALL_COLUMNS = ("returns after", "result after", "GB/s", "of a copy", "error")
@@ -88,8 +91,18 @@ def _cases(results: Results) -> Iterator[list[Record]]:
         yield list(records)
 
 
+def _names(records: list[Record]) -> list[str]:
+    """Returns what to call the ways to compute a case: those of one kernel are told apart by what was chosen."""
+    times = Counter(r.who for r in records)
+    return [r.who if times[r.who] == 1 else configured(r) for r in records]
+
+
+def configured(r: Record) -> str:
+    """Returns what to call a way to compute a case, with what was chosen: online,512,4."""
+    return ",".join(str(part) for part in (r.who, r.block_size, r.unroll) if part)
+
+
 def _table(title: str, records: list[Record]) -> Table:
-    naive = _naive(records)
     table = Table(title=title, title_justify="left")
     table.add_column("provider", no_wrap=True)
     for column in _columns(records[0]):
@@ -97,12 +110,21 @@ def _table(title: str, records: list[Record]) -> Table:
     table.add_column("note", overflow="fold")
     for r in records:
         # Notes hold what libraries said, which is not markup.
-        table.add_row(str(Entry(r.provider, r.algorithm, r.block_size, r.unroll)), *_cells(r, naive), Text(r.note))
+        table.add_row(
+            str(Entry(r.provider, r.algorithm, r.block_size, r.unroll)), *_cells(r, _naive(r, records)), Text(r.note)
+        )
     return table
 
 
-def _naive(records: list[Record]) -> float | None:
-    return next((r.median_s for r in records if r.algorithm == "naive" and r.median_s), None)
+def _naive(r: Record, records: list[Record]) -> float | None:
+    """Returns the time of `naive` on the case: in blocks of the same size, if there are several."""
+    times = {other.block_size: other.median_s for other in records if other.algorithm == "naive" and other.median_s}
+    return times.get(r.block_size, next(iter(times.values()), None))
+
+
+def improvement(seconds: float, naive: float) -> str:
+    """Returns by how much a time is less than that of `naive`, as published sources say it."""
+    return f"{1 - seconds / naive:.1%}"
 
 
 def _cells(r: Record, naive: float | None) -> list[str]:
@@ -110,16 +132,21 @@ def _cells(r: Record, naive: float | None) -> list[str]:
         rates = [f"{r.gbps:.1f}" if r.gbps < 100 else f"{r.gbps:.0f}", f"{r.gbps / r.copy_gbps:.0%}"]
         if r.suite == CALL:
             return [duration(r.host_s or r.median_s), duration(r.median_s), *rates, f"{r.max_rel_error:.1e}"]
-        gflops = r.gflops
         return [
             duration(r.median_s),
             *rates,
-            "" if gflops is None else f"{gflops:.3g}" if gflops < 100 else f"{gflops:.0f}",
+            operations(r),
             f"{naive / r.median_s:.2f}" if naive else "",
+            improvement(r.median_s, naive) if naive else "",
             f"{r.max_rel_error:.1e}",
         ]
     empty = [""] * (len(_columns(r)) - 2)
     return [r.status.upper(), *empty, "" if r.max_rel_error is None else f"{r.max_rel_error:.1e}"]
+
+
+def operations(r: Record) -> str:
+    """Returns the GFLOP/s of a record, with three digits."""
+    return "" if r.gflops is None else f"{r.gflops:.3g}" if r.gflops < 100 else f"{r.gflops:.0f}"
 
 
 def duration(seconds: float) -> str:

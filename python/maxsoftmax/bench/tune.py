@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from pathlib import Path
 
 from max.dtype import DType
 
 from maxsoftmax import parse, runtime, tuning
 from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
 from maxsoftmax.bench import command
-from maxsoftmax.bench.cases import Case, Entry
+from maxsoftmax.bench.cases import BLOCK_SIZES, TUNE, Case, Entry, searched
 from maxsoftmax.bench.results import Record
 from maxsoftmax.bench.run import Bench, usable_cores
 from maxsoftmax.console import Console
@@ -29,7 +30,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tune = commands.add_parser(
         "tune",
         help="finds the best block size and unrolling for this GPU",
-        description=f"Times {' and '.join(TUNED)} at every block size and unrolling, and remembers the best of each.",
+        description=f"Times {' and '.join(TUNED)} at every unrolling and at block sizes from {BLOCK_SIZES[0]} on, "
+        "and remembers the best of each.",
     )
     tune.add_argument(
         "--shape",
@@ -41,20 +43,30 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tune.add_argument("--dtype", type=parse.dtype, default=DType.float32, metavar="T", help="default: float32")
     tune.add_argument("--device", default="gpu", metavar="D", help="gpu, gpu:1, … (default: gpu)")
     tune.add_argument("--algorithm", choices=TUNED, action="append", help="only this; may be repeated")
+    tune.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
+    tune.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="where the search goes as a chart: .svg or .png, or both without a suffix",
+    )
     tune.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command and returns its exit status: 0, 1 if nothing could be timed, 130 if interrupted."""
+    command.check_targets(options)
     device = runtime.device(options.device)
     if device.is_host:
         raise ValueError("tune searches block sizes, which only GPU kernels have: choose a GPU with --device")
     cases = [Case(shape, options.dtype) for shape in options.shape or SHAPES]
     entries = candidates(options.algorithm or TUNED)
     bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], usable_cores())
-    if not command.watch(bench, "tune", cases, entries):
+    if not command.watch(bench, TUNE, cases, entries):
         return 130
     command.show(bench.results)
+    if any(r.status == "ok" for r in bench.results.records):
+        command.write(bench.results, options)
     out = Console()
     found = best(bench.results.records)
     for algorithm, (choice, gain) in found.items():
@@ -65,13 +77,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def candidates(algorithms: tuple[str, ...] | list[str]) -> list[Entry]:
-    """Returns every block size and unrolling of each algorithm."""
-    return [
-        Entry("maxsoftmax", name, block_size, unroll)
-        for name in algorithms
-        for block_size in ALGORITHMS["gpu"][name].block_sizes
-        for unroll in ALGORITHMS["gpu"][name].unrolls
-    ]
+    """Returns every block size and unrolling of each algorithm that is searched."""
+    return [entry for name in algorithms for entry in searched(name)]
 
 
 def best(records: list[Record]) -> dict[str, tuple[Choice, float]]:

@@ -118,7 +118,7 @@ def multipass[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two and at least a warp.
+        block_size: Threads a block, a power of two from 32.
 
     Args:
         y: Probabilities.

@@ -31,7 +31,7 @@ def online_kernel[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two and at least a warp.
+        block_size: Threads a block, a power of two from 32.
         unroll: Vectors that a thread has under way at a time.
 
     Args:
@@ -86,7 +86,7 @@ def online[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two and at least a warp.
+        block_size: Threads a block, a power of two from 32.
         unroll: Vectors that a thread has under way at a time.
 
     Args:

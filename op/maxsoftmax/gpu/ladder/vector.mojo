@@ -33,7 +33,7 @@ def vector_kernel[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two and at least a warp.
+        block_size: Threads a block, a power of two from 32.
         unroll: Vectors that a thread has under way at a time.
 
     Args:
@@ -113,7 +113,7 @@ def vector[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two and at least a warp.
+        block_size: Threads a block, a power of two from 32.
         unroll: Vectors that a thread has under way at a time.
 
     Args:

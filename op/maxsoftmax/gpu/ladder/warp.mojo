@@ -33,7 +33,7 @@ def warp_kernel[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two.
+        block_size: Threads a block, a power of two from 32.
 
     Args:
         y: Probabilities; may be the same memory as `x`.
@@ -79,7 +79,7 @@ def warp[
 
     Parameters:
         dtype: Dtype of both tensors.
-        block_size: Threads a block, a power of two.
+        block_size: Threads a block, a power of two from 32.
 
     Args:
         y: Probabilities.

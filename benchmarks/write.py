@@ -1,0 +1,74 @@
+"""Writes the tables of the documents and draws the charts again, all of them, from the records.
+
+    python benchmarks/write.py
+
+A table is what follows a mark, up to the next empty line. A mark names the kind of the table, and the files that it is
+made of: `<!-- table: benchmarks/results/cpu-xeon.json auto torch -->`.
+"""
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+from maxsoftmax import cli, train
+from maxsoftmax.bench import published
+from maxsoftmax.bench.results import Results
+from maxsoftmax.bench.table import markdown, overview
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
+CHARTS = ROOT / "benchmarks" / "charts"
+
+MARK = re.compile(r"<!-- (table|overview|beside|worth|losses): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
+
+DRAWN = {
+    "cpu": ["cpu-xeon.json"],
+    **{
+        name: [f"{name}.json"]
+        for name in (
+            "cpu-call",
+            *(f"h200-{suite}" for suite in ("call", "grad", "ladder", "llm", "square", "sweep", "vector")),
+        )
+    },
+    "h200-worklog": ["h200-sweep.json", "--beside", "worklog"],
+}
+"""The charts of the benchmark, and the records and options that each is drawn from."""
+
+
+def table(kind: str, what: str) -> str:
+    """Returns the table that a mark stands for."""
+    files = [ROOT / word for word in what.split() if word.endswith(".json")]
+    words = [word for word in what.split() if not word.endswith(".json")]
+    if kind == "losses":
+        return published.compared(json.loads(files[0].read_text(encoding="utf-8"))["losses"])
+    several = [Results.read(file) for file in files]
+    if kind in ("beside", "worth"):
+        return {"beside": published.beside, "worth": published.worth}[kind](words[0], several)
+    return {"table": markdown, "overview": overview}[kind](several[0], words or None)
+
+
+def rewritten(text: str) -> str:
+    """Returns a document with the tables that its marks stand for."""
+    return MARK.sub(lambda mark: mark[0].removesuffix(mark[3]) + table(mark[1], mark[2]), text)
+
+
+def draw() -> None:
+    """Draws every chart."""
+    for name, (file, *options) in DRAWN.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = cli.main(["bench", "report", str(RESULTS / file), *options, "--plot", str(CHARTS / f"{name}.svg")])
+        if status:
+            sys.exit(status)
+    found = json.loads((RESULTS / "cpu-train.json").read_text(encoding="utf-8"))
+    title = f"{found['task']}, seed {found['seed']}"
+    train.plot(found["losses"], CHARTS / "cpu-train.svg", title, published.losses())
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        document.write_text(rewritten(document.read_text(encoding="utf-8")), encoding="utf-8")
+    draw()
