@@ -155,4 +155,4 @@ def _contiguous[
                     dx, y, dy, rows, PORTABLE_BLOCKS, queue
                 )
                 return
-        backward_grid[dtype, log](dx, y, dy, rows, gpu.sm_count, queue)
+        backward_grid[dtype, log](dx, y, dy, rows, queue)

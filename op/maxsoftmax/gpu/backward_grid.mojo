@@ -15,6 +15,7 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
+from max.gpu.sync import barrier
 
 from ..gradient import Gradient
 from ..online import Sum
@@ -129,6 +130,8 @@ def backward_grid_kernel[
                                     ).cast[dtype](),
                                 )
             part.store_edges(dx, gradient.of(result_edges, gradient_edges))
+        # The next row is summed in the same scratch memory.
+        barrier()
 
 
 def backward_grid[
@@ -138,7 +141,6 @@ def backward_grid[
     y: Source[dtype],
     dy: Source[dtype],
     rows: Rows,
-    multiprocessors: Int,
     queue: Queue,
 ) raises:
     """Launches the two kernels.
@@ -152,11 +154,10 @@ def backward_grid[
         y: Results of the forward op.
         dy: Their gradient.
         rows: Rows along the last axis.
-        multiprocessors: How many the GPU has.
         queue: Where kernels are launched.
     """
     comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
-    var held = multiprocessors * (1024 // BLOCK_SIZE)
+    var held = queue.sm_count() * (1024 // BLOCK_SIZE)
     var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
     var share = ceildiv(rows.n, Part[dtype, BLOCK_SIZE].width * blocks)
     var memory = queue.scratch[DType.float32](rows.count() * blocks)

@@ -121,23 +121,17 @@ def _contiguous[
     elif vectors <= 2048:
         tile[dtype, finish, 256, 256, 8, 4](y, x, rows, queue)  # 0.97 / 0.98
     elif finish == Finish.PAIR:
-        grid[dtype, finish](y, x, rows, gpu.sm_count, queue)
+        grid[dtype, finish](y, x, rows, queue)
     else:
         comptime if has_clusters():
-            _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
+            _clustered[dtype, finish, slots](y, x, rows, queue)
         else:
-            _unclustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
+            _unclustered[dtype, finish, slots](y, x, rows, queue)
 
 
 def _clustered[
     dtype: DType, finish: Finish, slots: Int
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Long rows, on GPUs that have clusters."""
     comptime room = _room(5, 4, slots)
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
@@ -157,18 +151,12 @@ def _clustered[
             y, x, rows, PORTABLE_BLOCKS, queue
         )
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, queue)
+        grid[dtype, finish](y, x, rows, queue)
 
 
 def _unclustered[
     dtype: DType, finish: Finish, slots: Int
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Long rows, on other GPUs: nobody has measured these choices."""
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= _room(5, 4, slots):
@@ -176,7 +164,7 @@ def _unclustered[
     elif vectors <= _room(16, 2, slots):
         tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, queue)
+        grid[dtype, finish](y, x, rows, queue)
 
 
 def _room(registers: Int, resident: Int, slots: Int) -> Int:
@@ -242,14 +230,14 @@ def _column_vectors[
                 )
             else:
                 # 0.53 (50257 positions)
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
+                column_grid[dtype, finish, 8](y, x, rows, queue)
         else:
             if rows.n <= room:
                 column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
             elif rows.n <= wide:
                 column_tile[dtype, finish, 8, 16, 2, True](y, x, rows, queue)
             else:
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
+                column_grid[dtype, finish, 8](y, x, rows, queue)
 
 
 def _column_elements[
@@ -274,6 +262,6 @@ def _column_elements[
             )
     elif rows.inner < 16:
         # Neighbours are few; those of other positions are not far.
-        column_grid[dtype, finish, 8, 1](y, x, rows, gpu.sm_count, queue)
+        column_grid[dtype, finish, 8, 1](y, x, rows, queue)
     else:
-        column_grid[dtype, finish, 32, 1](y, x, rows, gpu.sm_count, queue)
+        column_grid[dtype, finish, 32, 1](y, x, rows, queue)

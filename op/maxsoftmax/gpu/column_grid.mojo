@@ -339,13 +339,7 @@ def column_grid[
     finish: Finish,
     lanes: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Launches the two kernels.
 
     Parameters:
@@ -358,13 +352,12 @@ def column_grid[
         y: Probabilities, not in the memory of `x`.
         x: Logits.
         rows: Rows along any axis; if `width` is not 1, all vectors are aligned, and `rows.inner` is a multiple of it.
-        multiprocessors: How many the GPU has.
         queue: Where kernels are launched.
     """
     var across = rows.inner // width
     var total = rows.outer * across
     var tiles = ceildiv(total, lanes)
-    var share = span_length[lanes](rows.n, tiles, multiprocessors)
+    var share = span_length[lanes](rows.n, tiles, queue.sm_count())
     var spans = ceildiv(rows.n, share)
     var memory = queue.scratch[DType.float32](2 * spans * total * width)
     var pairs = memory.pointer

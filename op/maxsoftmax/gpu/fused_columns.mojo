@@ -132,7 +132,7 @@ def fused_columns[
         var across = rows.inner // width
         var total = rows.outer * across
         var tiles = ceildiv(total, lanes)
-        var share = span_length[lanes](rows.n, tiles, gpu.sm_count)
+        var share = span_length[lanes](rows.n, tiles, queue.sm_count())
         var spans = ceildiv(rows.n, share)
         var memory = queue.scratch[DType.float32](2 * spans * total * width)
         var pairs = memory.pointer

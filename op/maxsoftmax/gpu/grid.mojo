@@ -193,13 +193,7 @@ def quotients_kernel[
 
 def grid[
     dtype: DType, finish: Finish
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Launches the two kernels.
 
     Parameters:
@@ -210,11 +204,10 @@ def grid[
         y: Probabilities, not in the memory of `x`.
         x: Logits.
         rows: Rows along the last axis.
-        multiprocessors: How many the GPU has.
         queue: Where kernels are launched.
     """
     comptime tile = Part[dtype, BLOCK_SIZE].width * BLOCK_SIZE * UNROLL
-    var held = multiprocessors * (1024 // BLOCK_SIZE)
+    var held = queue.sm_count() * (1024 // BLOCK_SIZE)
     var blocks = min(max(1, held // rows.count()), ceildiv(rows.n, tile))
     var share = ceildiv(rows.n, Part[dtype, BLOCK_SIZE].width * blocks)
     var count = min(rows.count(), MAX_GRID // blocks) * blocks
