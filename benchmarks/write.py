@@ -31,7 +31,10 @@ DRAWN = {
         name: [f"{name}.json"]
         for name in (
             "cpu-call",
-            *(f"h200-{suite}" for suite in ("call", "grad", "ladder", "llm", "square", "sweep", "vector")),
+            *(
+                f"h200-{suite}"
+                for suite in ("blocks", "call", "grad", "ladder", "llm", "square", "sweep", "tune", "vector")
+            ),
         )
     },
     "h200-worklog": ["h200-sweep.json", "--beside", "worklog"],
