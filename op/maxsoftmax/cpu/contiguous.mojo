@@ -60,6 +60,7 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
 
     comptime accum = accumulator[Self.dtype]()
     comptime lanes: SIMDLength = 1
+    comptime reduces = True
     comptime width = simd_width_of[Self.accum]()
     comptime step = VECTORS * Self.width
     comptime Vector = SIMD[Self.accum, Self.width]

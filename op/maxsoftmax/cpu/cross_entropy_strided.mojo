@@ -40,11 +40,13 @@ def distances[
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
     comptime Vector = SIMD[accum, lanes]
-    var panels = Panels[accum](rows)
+    var panels = Panels[accum](rows, rows.inner, 1)
 
     @inline(.always)
     def write(panel: Int) {imm}:
-        var row, offset, count = panels.place(panel)
+        var outer, inner, count = panels.place(panel)
+        var row = outer * rows.inner + inner
+        var offset = rows.start(row)
         var vectors = ceildiv(count, Int(lanes))
         var maxima = List[Vector](length=vectors, fill=0)
         var found = List[Sum[accum, lanes]](length=vectors, fill={})
@@ -138,13 +140,15 @@ def strided_gradients[
     comptime accum = accumulator[dtype]()
     comptime lanes = Panels[accum].lanes
     comptime Gradients = _Gradients[accum, lanes]
-    var panels = Panels[accum](rows)
+    var panels = Panels[accum](rows, rows.inner, 1)
     var even = smoothing.share / Scalar[accum](rows.n)
     var aim = smoothing.rest
 
     @inline(.always)
     def write(panel: Int) {imm}:
-        var row, offset, count = panels.place(panel)
+        var outer, inner, count = panels.place(panel)
+        var row = outer * rows.inner + inner
+        var offset = rows.start(row)
         var vectors = ceildiv(count, Int(lanes))
         var gradients = List[Gradients](
             length=vectors,

@@ -10,9 +10,12 @@ from ..queue import Queue
 from ..logits import Logits, Row
 from ..online import MaxSum, accumulator
 from ..results import ResultRow, Results
-from .fused_columns import fused_columns
 from .memory import rounded
+from .operations import Softmax
 from .shares import share_tasks, workers_for
+from .sources import Computed
+from .targets import HandedOn, ToMemory
+from .walk import walk
 
 comptime SPAN = 16384
 """Elements of a row that are reduced in one go. Constant, so that the same input gives the same bits whatever the number
@@ -61,7 +64,31 @@ def fused[
         queue: The CPU to run on.
     """
     comptime if axis != rank - 1:
-        fused_columns[has_sink](y, x, sink, queue)
+        var source = Computed[
+            Fusion, Sink, in_dtype, rank, axis, causal, has_sink
+        ](x, sink)
+        var rows = x.rows()
+        var line = x.shape[rank - 1]
+        comptime if epilogue:
+            walk[False](
+                source,
+                Softmax(x.masked),
+                HandedOn[Out, out_dtype, rank, axis](
+                    rebind[Results[Out, out_dtype, rank, axis, True]](y)
+                ),
+                rows,
+                queue,
+                line,
+            )
+        else:
+            walk[False](
+                source,
+                Softmax(x.masked),
+                ToMemory[out_dtype, False](y.memory, rows),
+                rows,
+                queue,
+                line,
+            )
         return
     comptime accum = accumulator[in_dtype]()
     var rows = x.rows()

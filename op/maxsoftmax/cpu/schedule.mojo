@@ -30,6 +30,9 @@ trait Bundles(TrivialRegisterPassable):
     comptime lanes: SIMDLength
     """Rows that share a `MaxSum`."""
 
+    comptime reduces: Bool
+    """Whether anything is reduced before results are written."""
+
     def count(self) -> Int:
         """Returns the number of bundles."""
         ...

@@ -6,9 +6,11 @@ from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .contiguous import ContiguousRows
 from .naive import naive
-from .panels import Panels
-from .schedule import run, spans_of
-from .strided import StridedRows
+from .operations import Form, LogSoftmax, Softmax, Statistics
+from .schedule import run
+from .sources import Memory
+from .targets import ToMemory
+from .walk import walk
 
 
 def softmax[
@@ -53,5 +55,18 @@ def auto[
     comptime if contiguous:
         run(ContiguousRows[dtype, finish](y, x, rows), queue)
     else:
-        var panels = Panels[accumulator[dtype]()](rows, spans_of(rows.n))
-        run(StridedRows[dtype, finish](y, x, panels), queue)
+        var source = Memory[dtype, False](x, x, rows)
+        var target = ToMemory[dtype, False](y, rows)
+        comptime if finish == Finish.LOGARITHMS:
+            walk[False](source, LogSoftmax(), target, rows, queue)
+        elif finish == Finish.PAIR:
+            var pairs = y.unsafe_bitcast[Scalar[accumulator[dtype]()]]()
+            walk[False](
+                source,
+                Statistics[dtype](pairs, x, rows, Form.PAIRS),
+                target,
+                rows,
+                queue,
+            )
+        else:
+            walk[False](source, Softmax(False), target, rows, queue)

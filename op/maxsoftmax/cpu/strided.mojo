@@ -1,34 +1,39 @@
-"""Rows along any other axis: the lanes of a vector are the same element of neighbouring rows."""
+"""Rows along an axis that is not the last: the lanes of a vector are the same element of neighbouring rows."""
 
 from std.math import ceildiv
 
-from ..finish import Finish
-from ..online import MaxSum, accumulator
-from ..rows import Rows, Source, Target
-from .memory import fetch, fetch_to_write, load, store, write_pairs
+from ..online import MaxSum
+from .lanes import fold_sum
+from .operations import Operation, Place
 from .panels import Panels
 from .schedule import Bundles, Pairs, Room
-
-comptime UNROLL = 8
-"""Elements of each row between two rescalings of d."""
+from .sources import RowSource
+from .targets import RowTarget
 
 
 @fieldwise_init
-struct StridedRows[dtype: DType, finish: Finish](Bundles):
-    """Rows whose elements are `inner` apart, in bundles of neighbours that are walked side by side.
+struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
+    """Rows whose elements are apart in memory, in panels of neighbours that are walked side by side.
 
     Parameters:
-        dtype: Dtype of the tensors.
-        finish: What of each row is written.
+        S: What is read.
+        O: What becomes of it.
+        T: What is written.
     """
 
-    comptime accum = accumulator[Self.dtype]()
+    comptime accum = Self.S.accum
     comptime lanes = Panels[Self.accum].lanes
+    comptime reduces = Self.O.reduces
+    comptime unroll = 8 if Self.O.has_max else 4
+    """Elements of each row between two rescalings, or compensations, of a sum."""
+    comptime Vector = SIMD[Self.accum, Self.lanes]
+    comptime State = Self.O.State[Self.accum, Self.lanes]
 
-    var y: Target[Self.dtype]
-    var x: Source[Self.dtype]
+    var source: Self.S
+    var operation: Self.O
+    var target: Self.T
     var panels: Panels[Self.accum]
-    """Lanes beyond the end of a narrow one hold -inf and are not stored."""
+    """Lanes beyond the end of a narrow one are of no row, and are not stored."""
 
     def count(self) -> Int:
         return self.panels.count()
@@ -50,42 +55,65 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var _, offset, count = self.panels.place(bundle)
-        var x = self.x.unsafe_offset(offset)
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
-        var i = start
-        while i + UNROLL <= end:
-            self._add[UNROLL](
-                x.unsafe_offset(i * self.panels.rows.inner), count, part
-            )
-            i += UNROLL
-        while i < end:
-            self._add[1](
-                x.unsafe_offset(i * self.panels.rows.inner), count, part
-            )
-            i += 1
+        comptime if Self.O.reduces:
+            var outer, inner, count = self.panels.place(bundle)
+            var row = self.source.row(outer, inner)
+            for vector in range(ceildiv(count, Int(Self.lanes))):
+                part[unsafe_offset=vector] = MaxSum[Self.accum, Self.lanes]()
+                comptime if not Self.O.has_max:
+                    part[unsafe_offset=vector].m = 0
+                comptime if Self.S.has_sink:
+                    if start == 0:
+                        var column = vector * Int(Self.lanes)
+                        part[unsafe_offset=vector].add(
+                            Array[Self.Vector, 1](
+                                fill=row.load_sink[Self.accum, Self.lanes](
+                                    column, count - column
+                                )
+                            )
+                        )
+            var stop = min(end, row.length(self.panels.rows.n))
+            var i = start
+            while i + Self.unroll <= stop:
+                self._add[Self.unroll](row, i, count, part)
+                i += Self.unroll
+            while i < stop:
+                self._add[1](row, i, count, part)
+                i += 1
 
     @inline(.always)
     def _add[
         n: Int
     ](
         self,
-        x: Source[Self.dtype],
+        row: Self.S.Row,
+        i: Int,
         count: Int,
         part: Pairs[Self.accum, Self.lanes],
     ):
-        """Adds the next `n` elements of `count` rows, from `x` on, to their pairs.
-        """
-        comptime Vector = SIMD[Self.accum, Self.lanes]
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            var logits = Array[Vector, n](fill=0)
+        """Adds `n` elements of `count` rows, from `i` on, to their pairs."""
+        for vector in range(ceildiv(count, Int(Self.lanes))):
+            var column = vector * Int(Self.lanes)
+            var values = Array[Self.Vector, n](fill=0)
             comptime for j in range(n):
-                var at = x.unsafe_offset(j * self.panels.rows.inner + column)
-                logits[j] = load[Self.lanes](at, count - column)
-                fetch[1](at.unsafe_offset(n * self.panels.rows.inner))
-            part[unsafe_offset=pair].add(logits)
+                values[j] = row.load[Self.accum, Self.lanes](
+                    i + j, column, count - column
+                )
+                comptime if Self.S.has_other:
+                    values[j] = Self.O.term(
+                        values[j],
+                        row.load_other[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        ),
+                    )
+                row.prefetch[1](i + j + n, column)
+            comptime if Self.O.has_max:
+                part[unsafe_offset=vector].add(values)
+            else:
+                var sum = values[0]
+                comptime for j in range(1, n):
+                    sum += values[j]
+                part[unsafe_offset=vector].d.add(sum)
 
     def write(
         self,
@@ -96,71 +124,70 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         total: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var row, offset, count = self.panels.place(bundle)
-        comptime if Self.finish == Finish.PAIR:
+        var outer, inner, count = self.panels.place(bundle)
+        var first = outer * self.panels.rows.inner + inner
+        var vectors = ceildiv(count, Int(Self.lanes))
+        comptime if Self.O.by_row:
             if start == 0:
-                self._write_pairs(row, count, total)
-            return
-        var i = start
-        while i + UNROLL <= end:
-            self._write[UNROLL](
-                offset + i * self.panels.rows.inner, count, total
-            )
-            i += UNROLL
-        while i < end:
-            self._write[1](offset + i * self.panels.rows.inner, count, total)
-            i += 1
+                for vector in range(vectors):
+                    var column = vector * Int(Self.lanes)
+                    self.operation.finish(
+                        total[unsafe_offset=vector],
+                        Place(first + column, count - column, start, end),
+                    )
+        else:
+            var states = List[Self.State](unsafe_uninit_length=vectors)
+            for vector in range(vectors):
+                var column = vector * Int(Self.lanes)
+                states[vector] = self.operation.state(
+                    total[unsafe_offset=vector],
+                    Place(first + column, count - column, start, end),
+                )
+            var row = self.source.row(outer, inner)
+            var to = self.target.row(outer, inner)
+            var i = start
+            while i + Self.unroll <= end:
+                self._write[Self.unroll](row, to, i, count, states)
+                i += Self.unroll
+            while i < end:
+                self._write[1](row, to, i, count, states)
+                i += 1
+            for vector in range(vectors):
+                var column = vector * Int(Self.lanes)
+                self.operation.correct[Self.lanes](
+                    states[vector],
+                    Place(first + column, count - column, start, end),
+                )
 
     @inline(.always)
     def _write[
         n: Int
-    ](self, offset: Int, count: Int, total: Pairs[Self.accum, Self.lanes],):
-        """Writes the next `n` probabilities of `count` rows, from `offset` on.
-        """
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            comptime if Self.finish == Finish.LOGARITHMS:
-                var rows = total[unsafe_offset=pair].logarithms()
-                comptime for j in range(n):
-                    var at = offset + j * self.panels.rows.inner + column
-                    var logits = self._next[n](at, count - column)
-                    store(
-                        self.y.unsafe_offset(at),
-                        rows.probability(logits),
-                        count - column,
-                    )
-                continue
-            var rows = total[unsafe_offset=pair].normalizer()
-            comptime for j in range(n):
-                var at = offset + j * self.panels.rows.inner + column
-                var logits = self._next[n](at, count - column)
-                store(
-                    self.y.unsafe_offset(at),
-                    rows.probability(logits),
-                    count - column,
-                )
-
-    @inline(.always)
-    def _next[
-        n: Int
-    ](self, at: Int, count: Int) -> SIMD[Self.accum, Self.lanes]:
-        """Loads the logits at `at`, and announces those `n` positions behind them.
-        """
-        fetch[1](self.x.unsafe_offset(at + n * self.panels.rows.inner))
-        fetch_to_write[1](self.y.unsafe_offset(at + n * self.panels.rows.inner))
-        return load[Self.lanes](self.x.unsafe_offset(at), count)
-
-    def _write_pairs(
-        self, row: Int, count: Int, total: Pairs[Self.accum, Self.lanes]
+    ](
+        self,
+        row: Self.S.Row,
+        to: Self.T.Row,
+        i: Int,
+        count: Int,
+        states: List[Self.State],
     ):
-        """Writes the pairs of `count` rows from `row` on."""
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            write_pairs(
-                self.y,
-                self.x,
-                self.panels.rows,
-                row + column,
-                count - column,
-                total[unsafe_offset=pair],
-            )
+        """Writes `n` elements of `count` rows, from `i` on."""
+        for vector in range(ceildiv(count, Int(Self.lanes))):
+            var column = vector * Int(Self.lanes)
+            ref state = states[vector]
+            comptime for j in range(n):
+                row.prefetch[1](i + j + n, column)
+                to.prefetch[1](i + j + n, column)
+                var x = row.load[Self.accum, Self.lanes](
+                    i + j, column, count - column
+                )
+                var other = x
+                comptime if Self.S.has_other:
+                    other = row.load_other[Self.accum, Self.lanes](
+                        i + j, column, count - column
+                    )
+                to.store(
+                    i + j,
+                    column,
+                    count - column,
+                    self.operation.result[Self.lanes](state, x, other),
+                )
