@@ -6,9 +6,24 @@ from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
 from ..logits import Logits, Row
-from ..online import accumulator
 from ..rows import Rows, Source
 from .memory import fetch, load
+
+
+trait RowSource(TrivialRegisterPassable):
+    """Tensors that an operation reads."""
+
+    comptime is_computed: Bool = False
+    """Whether an element is better kept than loaded again, and a row may end before the tensor does."""
+    comptime has_sink: Bool = False
+    """Whether there is one more logit a row, in the denominator only."""
+
+    comptime Row: SourceRow
+    """A row of them."""
+
+    def row(self, outer: Int, inner: Int) -> Self.Row:
+        """Returns the row with these places before and after the axis."""
+        ...
 
 
 trait SourceRow(TrivialRegisterPassable):
@@ -18,8 +33,9 @@ trait SourceRow(TrivialRegisterPassable):
     """
 
     def length(self, n: Int) -> Int:
-        """Returns how many of `n` elements take part: the rest are -inf."""
-        ...
+        """Returns how many of the row's `n` elements take part: the rest are -inf.
+        """
+        return n
 
     def load[
         accum: DType, width: SIMDLength
@@ -31,13 +47,13 @@ trait SourceRow(TrivialRegisterPassable):
         accum: DType, width: SIMDLength
     ](self, i: Int, column: Int, count: Int) -> SIMD[accum, width]:
         """Returns those of the second tensor, where there is one."""
-        return SIMD[accum, width](0)
+        return 0
 
     def load_sink[
         accum: DType, width: SIMDLength
     ](self, column: Int, count: Int) -> SIMD[accum, width]:
         """Returns the sinks of neighbouring rows, where there are sinks."""
-        return SIMD[accum, width](neg_inf[accum]())
+        return neg_inf[accum]()
 
     def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
         """Prefetches `count` elements, `ahead` bytes behind. They need not exist.
@@ -45,28 +61,11 @@ trait SourceRow(TrivialRegisterPassable):
         pass
 
 
-trait RowSource(TrivialRegisterPassable):
-    """Tensors that an operation reads, all of one shape."""
-
-    comptime accum: DType
-    """Dtype of the arithmetic."""
-    comptime is_computed: Bool
-    """Whether an element takes longer to load again than from where it was kept."""
-    comptime has_other: Bool
-    """Whether there are two tensors."""
-    comptime has_sink: Bool
-    """Whether there is one more logit a row, in the denominator only."""
-    comptime Row: SourceRow
-    """A row of them."""
-
-    def row(self, outer: Int, inner: Int) -> Self.Row:
-        """Returns the row with these places before and after the axis."""
-        ...
-
-
 @fieldwise_init
-struct Memory[dtype: DType, contiguous: Bool, two: Bool = False](RowSource):
-    """One tensor in memory, or two.
+struct Memory[dtype: DType, contiguous: Bool, two: Bool = False](
+    RowSource, SourceRow
+):
+    """One tensor in memory, or two; a row of them is the same, moved to its first element.
 
     Parameters:
         dtype: Dtype of the tensors.
@@ -74,11 +73,7 @@ struct Memory[dtype: DType, contiguous: Bool, two: Bool = False](RowSource):
         two: Whether there is a second tensor.
     """
 
-    comptime accum = accumulator[Self.dtype]()
-    comptime is_computed = False
-    comptime has_other = Self.two
-    comptime has_sink = False
-    comptime Row = MemoryRow[Self.dtype, Self.contiguous, Self.two]
+    comptime Row = Memory[Self.dtype, Self.contiguous, Self.two]
 
     var x: Source[Self.dtype]
     var other: Source[Self.dtype]
@@ -91,50 +86,45 @@ struct Memory[dtype: DType, contiguous: Bool, two: Bool = False](RowSource):
         return {
             self.x.unsafe_offset(start),
             self.other.unsafe_offset(start),
-            self.rows.inner,
+            self.rows,
         }
-
-
-@fieldwise_init
-struct MemoryRow[dtype: DType, contiguous: Bool, two: Bool](SourceRow):
-    """A row of `Memory`, whose parameters these are."""
-
-    var x: Source[Self.dtype]
-    var other: Source[Self.dtype]
-    var step: Int
-    """From one element of the row to the next."""
-
-    @inline(.always)
-    def _place(self, i: Int, column: Int) -> Int:
-        comptime if Self.contiguous:
-            return i
-        else:
-            return i * self.step + column
-
-    @inline(.always)
-    def length(self, n: Int) -> Int:
-        return n
 
     @inline(.always)
     def load[
         accum: DType, width: SIMDLength
     ](self, i: Int, column: Int, count: Int) -> SIMD[accum, width]:
-        var at = self.x.unsafe_offset(self._place(i, column))
-        return rebind[SIMD[accum, width]](load[width](at, count))
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        return rebind[SIMD[accum, width]](
+            load[width](self.x.unsafe_offset(place), count)
+        )
 
     @inline(.always)
     def load_other[
         accum: DType, width: SIMDLength
     ](self, i: Int, column: Int, count: Int) -> SIMD[accum, width]:
-        var at = self.other.unsafe_offset(self._place(i, column))
-        return rebind[SIMD[accum, width]](load[width](at, count))
+        comptime if Self.two:
+            var place = place_of[Self.contiguous](i, column, self.rows)
+            return rebind[SIMD[accum, width]](
+                load[width](self.other.unsafe_offset(place), count)
+            )
+        else:
+            return 0
 
     @inline(.always)
     def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
-        var place = self._place(i, column)
+        var place = place_of[Self.contiguous](i, column, self.rows)
         fetch[count, ahead](self.x.unsafe_offset(place))
         comptime if Self.two:
             fetch[count, ahead](self.other.unsafe_offset(place))
+
+
+@inline(.always)
+def place_of[contiguous: Bool](i: Int, column: Int, rows: Rows) -> Int:
+    """Returns how far behind the row's first element a vector begins."""
+    comptime if contiguous:
+        return i
+    else:
+        return i * rows.inner + column
 
 
 @fieldwise_init
@@ -159,9 +149,7 @@ struct Computed[
         sinks: Whether there are sinks.
     """
 
-    comptime accum = accumulator[Self.dtype]()
     comptime is_computed = True
-    comptime has_other = False
     comptime has_sink = Self.sinks
     comptime Row = ComputedRow[
         Self.Fusion, Self.Sink, Self.dtype, Self.rank, Self.axis, Self.causal
@@ -209,43 +197,37 @@ struct ComputedRow[
 @inline(.always)
 def _load[
     accum: DType, width: SIMDLength
-](row: Row, i: Int, column: Int, count: Int) -> SIMD[accum, width]:
+](row: Row, i: Int, column: Int, var count: Int) -> SIMD[accum, width]:
     """Returns `count` neighbours along the last axis, none beyond the tensor, and -inf where nothing takes part.
     """
-    comptime along = row.axis == row.rank - 1
-    # Vectors that the hardware has: what computes them may take wider ones apart.
-    comptime piece = min(Int(width), 64 // size_of[accum]())
-    comptime half = piece // 2
     var result = SIMD[accum, width](neg_inf[accum]())
+
+    @inline(.always)
+    def piece[size: Int](lane: Int) {imm} -> SIMD[accum, size]:
+        comptime if row.axis == row.rank - 1:
+            return rebind[SIMD[accum, size]](row.load[size](i + lane))
+        else:
+            return rebind[SIMD[accum, size]](
+                row.beside(column + lane).load[size](i)
+            )
+
+    # As wide as vectors of the hardware: what computes them may take wider ones apart.
+    comptime size = min(Int(width), 64 // size_of[accum]())
+    comptime half = max(1, size // 2)
     if i >= row.length:
         return result
     if count >= Int(width):
-        comptime for k in range(0, Int(width), piece):
-            comptime if along:
-                var values = row.load[piece](i + k)
-                result = result.insert[offset=k](
-                    rebind[SIMD[accum, piece]](values)
-                )
-            else:
-                var values = row.beside(column + k).load[piece](i)
-                result = result.insert[offset=k](
-                    rebind[SIMD[accum, piece]](values)
-                )
+        comptime for lane in range(0, Int(width), size):
+            result = result.insert[offset=lane](piece[size](lane))
         return result
     var lane = 0
-    comptime if not along and half > 0:
+    comptime if row.axis != row.rank - 1:
         if half <= count:
-            var values = row.beside(column).load[half](i)
-            result = result.insert[offset=0](rebind[SIMD[accum, half]](values))
+            result = result.insert[offset=0](piece[half](0))
             lane = half
+    else:
+        count = min(count, row.length - i)
     while lane < count:
-        comptime if along:
-            if i + lane >= row.length:
-                return result
-            var value = row.load[1](i + lane)
-            result[lane] = rebind[Scalar[accum]](value)
-        else:
-            var value = row.beside(column + lane).load[1](i)
-            result[lane] = rebind[Scalar[accum]](value)
+        result[lane] = piece[1](lane)
         lane += 1
     return result

@@ -1,11 +1,12 @@
 """Rows along an axis that is not the last: the lanes of a vector are the same element of neighbouring rows."""
 
+from std.bit import log2_ceil
 from std.math import ceildiv
 
 from ..online import MaxSum
-from .lanes import fold_sum
+from .lanes import each
 from .operations import Operation, Place
-from .panels import Panels
+from .panels import WIDTH, Panels
 from .schedule import Bundles, Pairs, Room
 from .sources import RowSource
 from .targets import RowTarget
@@ -21,13 +22,11 @@ struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         T: What is written.
     """
 
-    comptime accum = Self.S.accum
-    comptime lanes = Panels[Self.accum].lanes
+    comptime accum = Self.O.accum
+    comptime lanes = Self.O.lanes
     comptime reduces = Self.O.reduces
     comptime unroll = 8 if Self.O.has_max else 4
-    """Elements of each row between two rescalings, or compensations, of a sum."""
-    comptime Vector = SIMD[Self.accum, Self.lanes]
-    comptime State = Self.O.State[Self.accum, Self.lanes]
+    """Elements of each row between two rescalings, or compensations, of its sum: of two tensors there are twice as many."""
 
     var source: Self.S
     var operation: Self.O
@@ -55,65 +54,68 @@ struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        comptime if Self.O.reduces:
-            var outer, inner, count = self.panels.place(bundle)
-            var row = self.source.row(outer, inner)
+        var outer, inner, count = self.panels.place(bundle)
+        var row = self.source.row(outer, inner)
+        comptime Vector = SIMD[Self.accum, Self.lanes]
+        for vector in range(ceildiv(count, Int(Self.lanes))):
+            var pair = MaxSum[Self.accum, Self.lanes]()
+            comptime if not Self.O.has_max:
+                pair.m = self.operation.origin(
+                    self._place(bundle, vector, start, end)
+                )
+            comptime if Self.S.has_sink:
+                if start == 0:
+                    var column = vector * Int(Self.lanes)
+                    var sinks = row.load_sink[Self.accum, Self.lanes](
+                        column, count - column
+                    )
+                    pair.add(Array[Vector, 1](fill=sinks))
+            part[unsafe_offset=vector] = pair
+
+        @inline(.always)
+        def add[n: SIMDLength](i: Int, some: Int) {imm}:
             for vector in range(ceildiv(count, Int(Self.lanes))):
-                part[unsafe_offset=vector] = MaxSum[Self.accum, Self.lanes]()
-                comptime if not Self.O.has_max:
-                    part[unsafe_offset=vector].m = 0
-                comptime if Self.S.has_sink:
-                    if start == 0:
-                        var column = vector * Int(Self.lanes)
-                        part[unsafe_offset=vector].add(
-                            Array[Self.Vector, 1](
-                                fill=row.load_sink[Self.accum, Self.lanes](
-                                    column, count - column
-                                )
-                            )
+                var column = vector * Int(Self.lanes)
+                ref pair = part[unsafe_offset=vector]
+                var values = Array[Vector, Int(n)](fill=0)
+                comptime for j in range(Int(n)):
+                    values[j] = row.load[Self.accum, Self.lanes](
+                        i + j, column, count - column
+                    )
+                    comptime if not Self.O.has_max:
+                        var other = row.load_other[Self.accum, Self.lanes](
+                            i + j, column, count - column
                         )
-            var stop = min(end, row.length(self.panels.rows.n))
-            var i = start
-            while i + Self.unroll <= stop:
-                self._add[Self.unroll](row, i, count, part)
-                i += Self.unroll
-            while i < stop:
-                self._add[1](row, i, count, part)
-                i += 1
+                        values[j] = self.operation.term(
+                            values[j], other, pair.m
+                        )
+                    row.prefetch[1](i + j + Int(n), column)
+                comptime if Self.O.has_max:
+                    pair.add(values)
+                else:
+                    # By halves: terms that are summed one by one wait for each other.
+                    comptime for level in range(log2_ceil(Int(n))):
+                        comptime apart = 1 << level
+                        comptime for j in range(0, Int(n), 2 * apart):
+                            values[j] += values[j + apart]
+                    pair.d.add(values[0])
+
+        var stop = min(end, row.length(self.panels.rows.n))
+        _ = each[Self.unroll, 1](add, start, stop, stop)
 
     @inline(.always)
-    def _add[
-        n: Int
-    ](
-        self,
-        row: Self.S.Row,
-        i: Int,
-        count: Int,
-        part: Pairs[Self.accum, Self.lanes],
-    ):
-        """Adds `n` elements of `count` rows, from `i` on, to their pairs."""
-        for vector in range(ceildiv(count, Int(Self.lanes))):
-            var column = vector * Int(Self.lanes)
-            var values = Array[Self.Vector, n](fill=0)
-            comptime for j in range(n):
-                values[j] = row.load[Self.accum, Self.lanes](
-                    i + j, column, count - column
-                )
-                comptime if Self.S.has_other:
-                    values[j] = Self.O.term(
-                        values[j],
-                        row.load_other[Self.accum, Self.lanes](
-                            i + j, column, count - column
-                        ),
-                    )
-                row.prefetch[1](i + j + n, column)
-            comptime if Self.O.has_max:
-                part[unsafe_offset=vector].add(values)
-            else:
-                var sum = values[0]
-                comptime for j in range(1, n):
-                    sum += values[j]
-                part[unsafe_offset=vector].d.add(sum)
+    def _place(self, bundle: Int, vector: Int, start: Int, end: Int) -> Place:
+        """Returns what is in a vector of a panel's rows, and beyond."""
+        var outer, inner, count = self.panels.place(bundle)
+        var column = vector * Int(Self.lanes)
+        var rows = self.panels.rows
+        return {
+            outer * rows.inner + inner + column,
+            count - column,
+            outer * rows.n * rows.inner + inner + column,
+            start,
+            end,
+        }
 
     def write(
         self,
@@ -125,69 +127,48 @@ struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         room: Room[Self.accum],
     ):
         var outer, inner, count = self.panels.place(bundle)
-        var first = outer * self.panels.rows.inner + inner
         var vectors = ceildiv(count, Int(Self.lanes))
         comptime if Self.O.by_row:
             if start == 0:
                 for vector in range(vectors):
-                    var column = vector * Int(Self.lanes)
                     self.operation.finish(
                         total[unsafe_offset=vector],
-                        Place(first + column, count - column, start, end),
+                        self._place(bundle, vector, start, end),
                     )
         else:
-            var states = List[Self.State](unsafe_uninit_length=vectors)
-            for vector in range(vectors):
-                var column = vector * Int(Self.lanes)
-                states[vector] = self.operation.state(
-                    total[unsafe_offset=vector],
-                    Place(first + column, count - column, start, end),
-                )
             var row = self.source.row(outer, inner)
             var to = self.target.row(outer, inner)
-            var i = start
-            while i + Self.unroll <= end:
-                self._write[Self.unroll](row, to, i, count, states)
-                i += Self.unroll
-            while i < end:
-                self._write[1](row, to, i, count, states)
-                i += 1
+            var memory = Array[Self.O.State, WIDTH // Int(Self.lanes)](
+                uninitialized=True
+            )
+            var states = memory.unsafe_ptr()
             for vector in range(vectors):
-                var column = vector * Int(Self.lanes)
-                self.operation.correct[Self.lanes](
-                    states[vector],
-                    Place(first + column, count - column, start, end),
+                states[unsafe_offset=vector] = self.operation.state(
+                    total[unsafe_offset=vector],
+                    self._place(bundle, vector, start, end),
                 )
 
-    @inline(.always)
-    def _write[
-        n: Int
-    ](
-        self,
-        row: Self.S.Row,
-        to: Self.T.Row,
-        i: Int,
-        count: Int,
-        states: List[Self.State],
-    ):
-        """Writes `n` elements of `count` rows, from `i` on."""
-        for vector in range(ceildiv(count, Int(Self.lanes))):
-            var column = vector * Int(Self.lanes)
-            ref state = states[vector]
-            comptime for j in range(n):
-                row.prefetch[1](i + j + n, column)
-                to.prefetch[1](i + j + n, column)
-                var x = row.load[Self.accum, Self.lanes](
-                    i + j, column, count - column
+            @inline(.always)
+            def turn[n: SIMDLength](i: Int, some: Int) {imm}:
+                for vector in range(vectors):
+                    var column = vector * Int(Self.lanes)
+                    var state = states[unsafe_offset=vector]
+                    comptime for j in range(Int(n)):
+                        row.prefetch[1](i + j + Int(n), column)
+                        to.prefetch[1](i + j + Int(n), column)
+                        var x = row.load[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        )
+                        var other = row.load_other[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        )
+                        var results = self.operation.result(state, x, other)
+                        to.store(i + j, column, count - column, results)
+
+            _ = each[Self.unroll, 1](turn, start, end, end)
+            for vector in range(vectors):
+                self.operation.correct(
+                    states[unsafe_offset=vector],
+                    self._place(bundle, vector, start, end),
                 )
-                var other = x
-                comptime if Self.S.has_other:
-                    other = row.load_other[Self.accum, Self.lanes](
-                        i + j, column, count - column
-                    )
-                to.store(
-                    i + j,
-                    column,
-                    count - column,
-                    self.operation.result[Self.lanes](state, x, other),
-                )
+            _ = memory^

@@ -6,11 +6,20 @@ from ..online import accumulator
 from ..results import ResultRow, Results
 from ..rows import Rows, Target
 from .memory import fetch_to_write, rounded, store
+from .sources import place_of
 
 
-trait TargetRow(TrivialRegisterPassable):
-    """A row, or neighbouring rows side by side. Places are as of `SourceRow`.
+trait RowTarget(TrivialRegisterPassable):
+    """A tensor that an operation writes, at one of its rows, or at neighbours side by side. Places are as of `RowSource`.
     """
+
+    comptime holds: DType
+    """Dtype of what may wait for results where these go; uint8 if nothing may."""
+
+    def row(self, outer: Int, inner: Int) -> Self:
+        """Returns the target at the row with these places before and after the axis, given the target at no row.
+        """
+        ...
 
     def store[
         accum: DType, width: SIMDLength, //
@@ -24,140 +33,92 @@ trait TargetRow(TrivialRegisterPassable):
         """
         pass
 
-    def accumulators[accum: DType](self, i: Int) -> Optional[Target[accum]]:
-        """Returns where accumulators may wait for the results from `i` on, if they may there.
-        """
+    def memory[accum: DType](self) -> Optional[Target[accum]]:
+        """Returns where accumulators may wait for the results of the row."""
         return None
 
 
-trait RowTarget(TrivialRegisterPassable):
-    """A tensor that an operation writes."""
-
-    comptime dtype: DType
-    """Dtype of the elements."""
-    comptime is_memory: Bool
-    """Whether they can be read again."""
-    comptime Row: TargetRow
-    """A row of it."""
-
-    def row(self, outer: Int, inner: Int) -> Self.Row:
-        """Returns the row with these places before and after the axis."""
-        ...
-
-
 @fieldwise_init
-struct ToMemory[of: DType, contiguous: Bool](RowTarget):
+struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
     """A tensor in memory.
 
     Parameters:
-        of: Dtype of the tensor.
+        dtype: Dtype of the tensor.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
     """
 
-    comptime dtype = Self.of
-    comptime is_memory = True
-    comptime Row = ToMemoryRow[Self.of, Self.contiguous]
+    comptime holds = Self.dtype
 
-    var y: Target[Self.of]
+    var y: Target[Self.dtype]
     var rows: Rows
 
     @inline(.always)
-    def row(self, outer: Int, inner: Int) -> Self.Row:
+    def row(self, outer: Int, inner: Int) -> Self:
         var start = outer * self.rows.n * self.rows.inner + inner
-        return {self.y.unsafe_offset(start), self.rows.inner}
-
-
-@fieldwise_init
-struct ToMemoryRow[dtype: DType, contiguous: Bool](TargetRow):
-    """A row of `ToMemory`, whose parameters these are."""
-
-    var y: Target[Self.dtype]
-    var step: Int
-    """From one element of the row to the next."""
-
-    @inline(.always)
-    def _at(self, i: Int, column: Int) -> Target[Self.dtype]:
-        comptime if Self.contiguous:
-            return self.y.unsafe_offset(i)
-        else:
-            return self.y.unsafe_offset(i * self.step + column)
+        return {self.y.unsafe_offset(start), self.rows}
 
     @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        store(
-            self._at(i, column),
-            rebind[SIMD[accumulator[Self.dtype](), width]](values),
-            count,
-        )
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        comptime Values = SIMD[accumulator[Self.dtype](), width]
+        store(self.y.unsafe_offset(place), rebind[Values](values), count)
 
     @inline(.always)
     def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
-        fetch_to_write[count, ahead](self._at(i, column))
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        fetch_to_write[count, ahead](self.y.unsafe_offset(place))
 
     @inline(.always)
-    def accumulators[accum: DType](self, i: Int) -> Optional[Target[accum]]:
-        comptime if Self.dtype == accum:
-            return self._at(i, 0).unsafe_bitcast[Scalar[accum]]()
-        else:
-            return None
+    def memory[accum: DType](self) -> Optional[Target[accum]]:
+        return self.y.unsafe_bitcast[Scalar[accum]]()
 
 
 @fieldwise_init
-struct HandedOn[Out: OutputFusion, of: DType, rank: Int, axis: Int](RowTarget):
+struct HandedOn[Out: OutputFusion, dtype: DType, rank: Int, axis: Int](
+    RowTarget
+):
     """A tensor whose elements are handed on as they are computed.
 
     Parameters:
         Out: What takes them.
-        of: Dtype of the elements.
+        dtype: Dtype of the elements.
         rank: Number of dimensions.
         axis: The axis of the rows.
     """
 
-    comptime dtype = Self.of
-    comptime is_memory = False
-    comptime Row = HandedOnRow[Self.Out, Self.of, Self.rank, Self.axis]
+    comptime holds = DType.uint8
 
-    var y: Results[Self.Out, Self.of, Self.rank, Self.axis, True]
-
-    @inline(.always)
-    def row(self, outer: Int, inner: Int) -> Self.Row:
-        return {self.y.row(outer, inner)}
-
-
-@fieldwise_init
-struct HandedOnRow[Out: OutputFusion, dtype: DType, rank: Int, axis: Int](
-    TargetRow
-):
-    """A row of `HandedOn`, whose parameters these are."""
-
-    var y: ResultRow[Self.Out, Self.dtype, Self.rank, Self.axis, True]
+    var y: Results[Self.Out, Self.dtype, Self.rank, Self.axis, True]
+    var at: ResultRow[Self.Out, Self.dtype, Self.rank, Self.axis, True]
 
     @inline(.always)
-    def _store(self, i: Int, column: Int, values: SIMD[Self.dtype, _]):
-        comptime if Self.axis == Self.rank - 1:
-            self.y.store(i + column, values)
-        else:
-            self.y.beside(column).store(i, values)
+    def row(self, outer: Int, inner: Int) -> Self:
+        return {self.y, self.y.row(outer, inner)}
 
     @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        # Rounded no earlier, because LLVM takes vectors of bfloat16 apart, at a call an element, where the hardware has
-        # none.
-        comptime half = Int(width) // 2
+        @inline(.always)
+        def hand_on(lane: Int, piece: SIMD[accum, _]) {imm}:
+            # Rounded no earlier, because LLVM takes vectors of bfloat16 apart, at a call an element, where the hardware
+            # has none.
+            var results = rounded[Self.dtype](piece)
+            comptime if Self.axis == Self.rank - 1:
+                self.at.store(i + lane, results)
+            else:
+                self.at.beside(column + lane).store(i, results)
+
+        comptime half = max(1, Int(width) // 2)
         if count >= Int(width):
-            self._store(i, column, rounded[Self.dtype](values))
+            hand_on(0, values)
             return
         var lane = 0
-        comptime if half > 0:
-            if half <= count:
-                self._store(
-                    i, column, rounded[Self.dtype](values.slice[half]())
-                )
-                lane = half
+        if half <= count:
+            hand_on(0, values.slice[half]())
+            lane = half
         while lane < count:
-            self._store(i, column + lane, rounded[Self.dtype](values[lane]))
+            hand_on(lane, values[lane])
             lane += 1

@@ -1,13 +1,21 @@
 """Chooses how the rows of an axis are walked."""
 
+from ..online import accumulator
 from ..queue import Queue
 from ..rows import Rows
+from .contiguous import ContiguousRows
 from .operations import Operation
 from .panels import Panels
 from .schedule import run, spans_of
 from .sources import RowSource
 from .strided import StridedRows
 from .targets import RowTarget
+
+
+comptime lanes_of[dtype: DType, contiguous: Bool]: SIMDLength = (
+    1 if contiguous else Panels[accumulator[dtype]()].lanes
+)
+"""How many rows an operation has side by side."""
 
 
 def walk[
@@ -37,9 +45,9 @@ def walk[
         line: How many rows are neighbours in every tensor, if not all that have the same place before the axis.
     """
     comptime if contiguous:
-        pass
+        run(ContiguousRows(source, operation, target, rows), queue)
     else:
-        var panels = Panels[S.accum](
+        var panels = Panels[O.accum](
             rows, line if line > 0 else rows.inner, spans_of(rows.n)
         )
         run(StridedRows(source, operation, target, panels), queue)
