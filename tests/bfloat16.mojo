@@ -4,7 +4,7 @@ from std.utils import IndexList
 from max.gpu.host import DeviceContext
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from maxsoftmax import cpu
+from maxsoftmax import Cpu
 from maxsoftmax.finish import Finish
 from maxsoftmax.logits import Logits
 from maxsoftmax.loss import LossOptions, Targets
@@ -77,8 +77,8 @@ def plain_cast_of_vectors(y: To, x: Wide) abi("Mojo"):
 @export
 def naive(y: To, x: From, rows: Rows, ctx: DeviceContext) abi("Mojo"):
     try:
-        cpu.softmax["naive", dtype, True](y, x, rows, ctx)
-        cpu.softmax["naive", dtype, False](y, x, rows, ctx)
+        Cpu.softmax["naive", dtype, 128, 4, True](y, x, rows, ctx)
+        Cpu.softmax["naive", dtype, 128, 4, False](y, x, rows, ctx)
     except:
         pass
 
@@ -86,11 +86,11 @@ def naive(y: To, x: From, rows: Rows, ctx: DeviceContext) abi("Mojo"):
 def all_of[
     contiguous: Bool
 ](y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext) raises:
-    cpu.auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
-    cpu.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, ctx)
-    cpu.auto[dtype, Finish.PAIR, contiguous](y, x, rows, ctx)
-    cpu.backward[dtype, False, contiguous](y, x, dy, rows, ctx)
-    cpu.backward[dtype, True, contiguous](y, x, dy, rows, ctx)
+    Cpu.auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
+    Cpu.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, ctx)
+    Cpu.auto[dtype, Finish.PAIR, contiguous](y, x, rows, ctx)
+    Cpu.backward[dtype, False, contiguous](y, x, dy, rows, ctx)
+    Cpu.backward[dtype, True, contiguous](y, x, dy, rows, ctx)
 
 
 @export
@@ -124,10 +124,11 @@ def cross_entropy(
     ctx: DeviceContext,
 ) abi("Mojo"):
     try:
-        cpu.losses(dx, pairs, x, Targets(targets), rows, options, ctx)
-        cpu.gradients(
-            dx, x, pairs, Targets(targets), Optional(x), rows, options, ctx
-        )
+        Cpu.losses(dx, pairs, x, Targets(targets), rows, options, ctx)
+        comptime for contiguous in [True, False]:
+            Cpu.gradients[contiguous=contiguous](
+                dx, x, pairs, Targets(targets), Optional(x), rows, options, ctx
+            )
     except:
         pass
 
@@ -136,7 +137,7 @@ def fused_along[
     source: DType, axis: Int, epilogue: Bool
 ](y: To, x: Source[source], shape: IndexList[3], ctx: DeviceContext) raises:
     var load = Loaded[source](x)
-    cpu.fused[True](
+    Cpu.fused[has_sink=True](
         Results[Stored, dtype, 3, axis, epilogue](Stored(y), y, shape),
         Logits[Loaded[source], source, 3, axis, True](load, shape, True),
         Logits[Loaded[source], source, 3, axis, False](load, shape, True),

@@ -175,7 +175,12 @@ def softmax_backward[
 
 
 def cross_entropy[
-    dtype: DType, //, K: Kernels, contiguous: Bool = False
+    dtype: DType,
+    //,
+    K: Kernels,
+    contiguous: Bool = False,
+    *,
+    checked: Bool = False,
 ](
     loss: Target[dtype],
     pairs: Target[accumulator[dtype]()],
@@ -191,6 +196,7 @@ def cross_entropy[
         dtype: Dtype of the logits and of the loss.
         K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
+        checked: Whether the caller has asked `K.wrong_target` about the targets.
 
     Args:
         loss: One a row where there is no reduction, else one.
@@ -202,8 +208,12 @@ def cross_entropy[
         queue: Where to compute.
 
     Raises:
-        Error: On a CPU, if a target is neither a class nor ignored. On a GPU its loss is NaN.
+        Error: On a CPU, if a target that was not checked is neither a class nor ignored. On a GPU its loss is NaN.
     """
+    comptime if not checked:
+        var wrong = K.wrong_target(targets, rows, options.ignored)
+        if wrong:
+            raise Error(wrong.value())
     statistics[K, contiguous](pairs, x, rows, queue)
     K.losses[dtype](loss, pairs, x, targets, rows, options, queue)
 

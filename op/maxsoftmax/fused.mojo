@@ -6,7 +6,8 @@ from extensibility import _FusedOutputTensor as FusedOutputTensor
 
 from max.gpu.host.info import is_cpu
 
-from . import cpu, gpu
+from . import gpu
+from .cpu.kernels import Cpu
 from .logits import Logits, address, is_plain
 from .results import Results
 from .queue import Queue
@@ -48,7 +49,7 @@ def softmax[
         var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
         var source_ptr = address[x.dtype, x.rank](x.in_fusion)
         comptime if is_cpu[target]():
-            cpu.softmax["auto", y.dtype, contiguous](
+            Cpu.softmax["auto", y.dtype, 128, 4, contiguous](
                 target_ptr, source_ptr, rows, queue
             )
         else:
@@ -107,6 +108,6 @@ def masked_softmax[
         sink.in_fusion, sink.shape(), masked
     )
     comptime if is_cpu[target]():
-        cpu.fused[has_sink](results, logits, sinks, queue)
+        Cpu.fused[has_sink=has_sink](results, logits, sinks, queue)
     else:
         gpu.fused[has_sink](results, logits, sinks, queue)

@@ -35,7 +35,7 @@ struct CrossEntropy(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            direct.cross_entropy[Here, contiguous](
+            direct.cross_entropy[Here, contiguous, checked=True](
                 pointers.target[DTYPE](0),
                 pointers.target[accumulator[DTYPE]()](1),
                 pointers.source[DTYPE](2),

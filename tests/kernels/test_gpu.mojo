@@ -3,7 +3,7 @@
 from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceContext
 
-from maxsoftmax import cpu, gpu
+from maxsoftmax import Cpu, gpu
 from maxsoftmax.rows import Rows
 
 comptime dtype = DType.float32
@@ -25,7 +25,7 @@ def check[
         with x.map_to_host() as logits:
             for i in range(size):
                 logits[i + offset] = Float32((i * 7919) % 1000) / 100
-            cpu.softmax["auto", dtype, contiguous](
+            Cpu.softmax["auto", dtype, 128, 4, contiguous](
                 expected.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
                 logits.unsafe_ptr()
                 .unsafe_origin_cast[MutUntrackedOrigin]()

@@ -3,7 +3,7 @@
 from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from maxsoftmax import cpu, gpu
+from maxsoftmax import Cpu, gpu
 from maxsoftmax.finish import Finish
 from maxsoftmax.loss import LossOptions, Reduction, Targets
 from maxsoftmax.online import accumulator
@@ -77,7 +77,7 @@ def check[
         gpu.auto[dtype, Finish.LOGARITHMS, contiguous](
             y.there(), x.there(), rows, device
         )
-        cpu.auto[dtype, Finish.LOGARITHMS, contiguous](
+        Cpu.auto[dtype, Finish.LOGARITHMS, contiguous](
             y.here(), x.here(), rows, host
         )
         y.compare(step, fine, "log_softmax " + name)
@@ -89,7 +89,7 @@ def check[
             rows,
             device,
         )
-        cpu.auto[dtype, Finish.PAIR, contiguous](
+        Cpu.auto[dtype, Finish.PAIR, contiguous](
             pairs.here().unsafe_bitcast[Scalar[dtype]](), x.here(), rows, host
         )
         pairs.compare(2e-5 if accum != dtype else fine, 0, "max_sum " + name)
@@ -104,7 +104,7 @@ def check[
             gpu.backward[dtype, log, contiguous](
                 dx.there(), results.there(), dy.there(), rows, device
             )
-            cpu.backward[dtype, log, contiguous](
+            Cpu.backward[dtype, log, contiguous](
                 dx.here(), results.here(), dy.here(), rows, host
             )
             _ = results^
@@ -134,7 +134,7 @@ def check[
                     options,
                     device,
                 )
-                cpu.losses(
+                Cpu.losses(
                     loss.here(),
                     pairs.here(),
                     x.here(),
@@ -161,7 +161,7 @@ def check[
                     options,
                     device,
                 )
-                cpu.gradients(
+                Cpu.gradients[contiguous=contiguous](
                     dx.here(),
                     x.here(),
                     pairs.here(),

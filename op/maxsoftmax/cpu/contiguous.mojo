@@ -5,21 +5,15 @@ from std.sys import simd_width_of, size_of
 from std.utils.numerics import neg_inf
 
 from ..exponential import Unit
-from ..finish import Finish
-from ..online import MaxSum, Sum, accumulator
-from ..rows import Rows, Source, Target
-from .lanes import collapse, fold_max, fold_sum, larger
-from .memory import (
-    fetch,
-    fetch_to_write,
-    load,
-    load_plain,
-    store,
-    store_plain,
-    write_pairs,
-)
+from ..online import MaxSum, Sum
+from ..rows import Rows
+from .lanes import collapse, each, fold_max, fold_sum, larger
+from .memory import first_lanes, load_plain, store_plain
+from .operations import Operation, Place
 from .portion import Portion
 from .schedule import SPAN, Bundles, Pairs, Room
+from .sources import RowSource
+from .targets import RowTarget
 
 comptime VECTORS = 4
 """Vectors that are under way at a time, written as one so that their instructions take turns: each waits for the one
@@ -34,8 +28,8 @@ comptime BLOCK = 2048
 """Elements at most of such rows, read twice and written twice: half of a core's first cache."""
 
 comptime READ_AHEAD = 16384
-"""Bytes by which reads are announced ahead: while one span is computed, memory delivers the next. 8192×1024 float32 in
-2.7 ms, unannounced 3.6."""
+"""Bytes by which reads are prefetched: while one span is computed, memory delivers the next. 8192×1024 float32 in
+2.7 ms, without 3.6."""
 
 comptime WRITE_AHEAD = 4096
 """The same for writes."""
@@ -46,26 +40,30 @@ a core's second cache. One row in the cache, 50240 float32: 21 us, computed agai
 
 
 @fieldwise_init
-struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
+struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     """Rows whose elements are neighbours in memory; short ones in bundles.
 
-    A span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that maximum.
-    These wait for the sum of the whole row in `y` if they are no wider, or else in the core's own memory, or if there is
-    none are computed again.
+    For a pair a span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that
+    maximum. What divides these by the sum of the whole row finds them in the target if they are no wider, or else in the
+    core's own memory, or if there is none computes them again.
 
     Parameters:
-        dtype: Dtype of the tensors.
-        finish: What of each row is written.
+        S: What is read.
+        O: What becomes of it.
+        T: What is written.
     """
 
-    comptime accum = accumulator[Self.dtype]()
+    comptime accum = Self.O.accum
     comptime lanes: SIMDLength = 1
+    comptime reduces = Self.O.reduces
     comptime width = simd_width_of[Self.accum]()
     comptime step = VECTORS * Self.width
-    comptime Vector = SIMD[Self.accum, Self.width]
+    comptime Sums = Sum[Self.accum, Self.width]
+    comptime Pair = MaxSum[Self.O.accum, Self.O.lanes]
 
-    var y: Target[Self.dtype]
-    var x: Source[Self.dtype]
+    var source: Self.S
+    var operation: Self.O
+    var target: Self.T
     var rows: Rows
 
     def count(self) -> Int:
@@ -78,7 +76,7 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         return max(1, min(TOGETHER, BLOCK // max(1, self.rows.n)))
 
     def room(self) -> Int:
-        comptime if Self.dtype == Self.accum:
+        comptime if Self.T.holds == Self.accum:
             return 0
         return self.pairs() * self.rows.n if self._stays() else 0
 
@@ -87,63 +85,89 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         bundle: Int,
         start: Int,
         end: Int,
-        part: Pairs[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, 1],
         room: Room[Self.accum],
     ):
         var first, rows = self._rows(bundle)
-        for i in range(rows):
-            var m = self._max((first + i) * self.rows.n + start, end - start)
-            part[unsafe_offset=i].m = rebind[SIMD[Self.accum, Self.lanes]](m)
-        var sums = Array[Sum[Self.accum, Self.width], TOGETHER](
-            fill=Sum[Self.accum, Self.width]()
-        )
-        for i in range(rows):
-            var at = (first + i) * self.rows.n + start
-            var unit = Unit(rebind[Scalar[Self.accum]](part[unsafe_offset=i].m))
-            var kept = self._kept(at, i * self.rows.n + start, room)
-            if kept:
-                sums[i] = self._sum[True, True](at, end - start, unit, kept)
-            elif self._is_announced():
-                sums[i] = self._sum[False, True](at, end - start, unit, None)
-            else:
-                sums[i] = self._sum[False, False](at, end - start, unit, None)
-        for i in range(rows):
-            var d = collapse(sums[i])
-            part[unsafe_offset=i].d = rebind[Sum[Self.accum, Self.lanes]](d)
+        comptime if not Self.O.has_max:
+            for i in range(rows):
+                part[unsafe_offset=i] = self._sum_of_terms(
+                    self._place(first + i, start, end)
+                )
+        else:
+            comptime waiting = SPAN if Self.S.is_computed else 1
+            var logits = Array[Scalar[Self.accum], waiting](uninitialized=True)
+
+            @inline(.always)
+            def kept_of(i: Int) {mut logits, imm} -> Room[Self.accum]:
+                var kept = self._kept(first + i, i, room)
+                comptime if Self.S.is_computed:
+                    # A row whose exponentials do not stay is alone.
+                    if not kept:
+                        kept = (
+                            logits.unsafe_ptr()
+                            .unsafe_origin_cast[MutUntrackedOrigin]()
+                            .unsafe_offset(-start)
+                        )
+                return kept
+
+            for i in range(rows):
+                part[unsafe_offset=i].m = self._max(
+                    first + i, start, end, kept_of(i)
+                )
+            var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+            for i in range(rows):
+                var m = part[unsafe_offset=i].m
+                var kept = kept_of(i)
+                var more = Bool(kept) or self._is_prefetched()
+                comptime for flag in [True, False]:
+                    comptime if flag or not Self.S.is_computed:
+                        if flag == more:
+                            sums[i] = self._sum[flag](
+                                first + i, start, end, Unit(m), kept
+                            )
+            _ = logits^
+            for i in range(rows):
+                var d = collapse(sums[i])
+                comptime if Self.S.has_sink:
+                    if start == 0:
+                        var unit = Unit(part[unsafe_offset=i].m)
+                        var row = self.source.row(first + i, 0)
+                        d.add(unit.exp(row.load_sink[Self.accum, 1](0, 1)))
+                part[unsafe_offset=i].d = d
 
     def write(
         self,
         bundle: Int,
         start: Int,
         end: Int,
-        part: Pairs[Self.accum, Self.lanes],
-        total: Pairs[Self.accum, Self.lanes],
+        part: Pairs[Self.accum, 1],
+        total: Pairs[Self.accum, 1],
         room: Room[Self.accum],
     ):
         var first, rows = self._rows(bundle)
         for i in range(rows):
-            var at = (first + i) * self.rows.n + start
-            var row = total.unsafe_offset(i)
-            comptime if Self.finish == Finish.PAIR:
+            var row = rebind[Self.Pair](total[unsafe_offset=i])
+            var place = self._place(first + i, start, end)
+            comptime if Self.O.by_row:
                 if start == 0:
-                    write_pairs(self.y, self.x, self.rows, first + i, 1, row[])
-            elif Self.finish == Finish.LOGARITHMS:
-                var pair = rebind[MaxSum[Self.accum, 1]](row[])
-                self._write_logarithms(at, end - start, pair)
-            else:
-                var kept = self._kept(at, i * self.rows.n + start, room)
+                    self.operation.finish(row, place)
+            elif Self.O.divides:
+                var kept = self._kept(first + i, i, room)
+                var divided = self.operation.dividing(row)
                 comptime for whole in [True, False]:
                     if whole == (self.rows.n <= SPAN):
                         var portion = Portion[Self.accum, whole](
-                            rebind[MaxSum[Self.accum, 1]](
-                                part[unsafe_offset=i]
-                            ),
-                            rebind[MaxSum[Self.accum, 1]](row[]),
+                            part[unsafe_offset=i],
+                            rebind[MaxSum[Self.accum, 1]](divided),
                         )
-                        if kept:
-                            self._write[True](at, end - start, portion, kept)
-                        else:
-                            self._write[False](at, end - start, portion, None)
+                        # A row of one span is written by the core that reduced it.
+                        comptime for keeps in [True, False]:
+                            comptime if keeps or not whole:
+                                if keeps == Bool(kept):
+                                    self._divide[keeps](place, portion, kept)
+            else:
+                self._write(place, row)
 
     @inline(.always)
     def _rows(self, bundle: Int) -> Tuple[Int, Int]:
@@ -152,141 +176,197 @@ struct ContiguousRows[dtype: DType, finish: Finish](Bundles):
         return first, min(self.pairs(), self.rows.count() - first)
 
     @inline(.always)
+    def _place(self, row: Int, start: Int, end: Int) -> Place:
+        """Returns a part of a row."""
+        return {row, 1, row * self.rows.n, start, end}
+
+    @inline(.always)
     def _stays(self) -> Bool:
         """Returns whether the exponentials of a row are wanted again and stay in a core's cache.
         """
-        comptime if Self.finish != Finish.PROBABILITIES:
+        comptime if not Self.O.divides:
             return False
         return self.rows.n * size_of[Self.accum]() <= KEPT
 
     @inline(.always)
-    def _is_announced(self) -> Bool:
-        """Returns whether logarithms are announced while the exponentials are summed already, so that memory is at work
-        in both passes: 8192×1024 float32 take 2.3 ms, announced as they are written 2.7. Rows of several spans take longer.
+    def _is_prefetched(self) -> Bool:
+        """Returns whether results are prefetched while exponentials are summed already, so that memory is at work in both
+        passes: 8192×1024 float32 take 2.3 ms, prefetched as they are written 2.7. Rows of several spans take longer.
         """
-        comptime if Self.finish != Finish.LOGARITHMS:
+        comptime if Self.O.divides or Self.O.by_row:
             return False
         return self.rows.n <= SPAN
 
     @inline(.always)
     def _kept(
-        self, at: Int, start: Int, room: Room[Self.accum]
+        self, row: Int, i: Int, room: Room[Self.accum]
     ) -> Room[Self.accum]:
-        """Returns where the exponentials of the logits from `at` on, elements from `start` on of their row, wait between
-        the passes, if anywhere.
+        """Returns where the exponentials of a row, the bundle's row `i`, wait between the passes, if anywhere.
         """
         if not self._stays():
             return None
-        comptime if Self.dtype == Self.accum:
-            return self.y.unsafe_offset(at).unsafe_bitcast[Scalar[Self.accum]]()
+        comptime if Self.T.holds == Self.accum:
+            return self.target.row(row, 0).memory[Self.accum]()
         if room:
-            return room.value().unsafe_offset(start)
+            return room.value().unsafe_offset(i * self.rows.n)
         return None
 
     @inline(.always)
-    def _max(self, at: Int, count: Int) -> Scalar[Self.accum]:
-        """Returns the maximum of `count` logits from `at` on, of those that are not NaN.
+    def _stop(self, row: Self.S.Row, end: Int) -> Int:
+        """Returns where in a span that ends at `end` the last element is that takes part, and 1.
         """
-        var x = self.x.unsafe_offset(at)
-        var m = SIMD[Self.accum, Self.step](neg_inf[Self.accum]())
-        var i = 0
-        while i + Self.step <= count:
-            m = larger(load[Self.step](x.unsafe_offset(i), Self.step), m)
-            i += Self.step
-        var rest = fold_max[Self.width](m)
-        while i < count:
-            rest = larger(load[Self.width](x.unsafe_offset(i), count - i), rest)
-            i += Self.width
-        return fold_max[1](rest)
+        comptime if Self.S.is_computed:
+            return min(end, row.length(self.rows.n))
+        return end
+
+    @inline(.always)
+    def _max(
+        self, row: Int, start: Int, end: Int, kept: Room[Self.accum]
+    ) -> Scalar[Self.accum]:
+        """Returns the maximum of a span, of what is not NaN; what is computed waits where its exponentials will.
+        """
+        var x = self.source.row(row, 0)
+        var most = SIMD[Self.accum, Self.step](neg_inf[Self.accum]())
+        var rest = SIMD[Self.accum, Self.width](neg_inf[Self.accum]())
+
+        @inline(.always)
+        def raise_to[
+            n: SIMDLength
+        ](i: Int, count: Int) {mut most, mut rest, imm}:
+            var values = x.load[Self.accum, n](i, 0, count)
+            comptime if Self.S.is_computed:
+                if kept:
+                    store_plain(kept.value().unsafe_offset(i), values, count)
+            comptime if n == Self.step:
+                most = larger(rebind[type_of(most)](values), most)
+            else:
+                rest = larger(rebind[type_of(rest)](values), rest)
+
+        _ = each[Self.step, Self.width](
+            raise_to, start, self._stop(x, end), end
+        )
+        var m = fold_max[1](larger(rest, fold_max[Self.width](most)))
+        comptime if Self.S.has_sink:
+            if start == 0:
+                m = larger(x.load_sink[Self.accum, 1](0, 1), m)
+        return m
 
     @inline(.always)
     def _sum[
-        keeps: Bool, announces: Bool
+        more: Bool
     ](
         self,
-        at: Int,
-        count: Int,
+        row: Int,
+        start: Int,
+        end: Int,
         unit: Unit[Self.accum, 1],
         kept: Room[Self.accum],
-    ) -> Sum[Self.accum, Self.width]:
-        """Returns the sums of e^x over `count` logits from `at` on; writes the exponentials to `kept` if it `keeps` them, and
-        `announces` what will be written to `y`.
+    ) -> Self.Sums:
+        """Returns the sums of e^x over a span; writes the exponentials to `kept`, or prefetches results, if there is `more`
+        to do.
         """
-        var x = self.x.unsafe_offset(at)
-        var y = self.y.unsafe_offset(at)
-        var d = Sum[Self.accum, Self.width]()
-        var i = 0
-        while i + Self.step <= count:
-            var e_x = unit.exp(load[Self.step](x.unsafe_offset(i), Self.step))
-            fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
+        comptime keeps = more and (Self.O.divides or Self.S.is_computed)
+        var x = self.source.row(row, 0)
+        var y = self.target.row(row, 0)
+        var d = Self.Sums()
+
+        @inline(.always)
+        def add[n: SIMDLength](i: Int, count: Int) {mut d, imm}:
+            var values: SIMD[Self.accum, n]
+            comptime if keeps and Self.S.is_computed:
+                var at = kept.value().unsafe_offset(i)
+                values = load_plain[n](at, count, neg_inf[Self.accum]())
+            else:
+                values = x.load[Self.accum, n](i, 0, count)
+            var e_x = unit.exp(values)
+            comptime if n == Self.step:
+                x.prefetch[Self.step, READ_AHEAD](i, 0)
             comptime if keeps:
-                store_plain(kept.value().unsafe_offset(i), e_x, Self.step)
-            comptime if announces:
-                fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
+                store_plain(kept.value().unsafe_offset(i), e_x, count)
+            elif more and n == Self.step:
+                y.prefetch[Self.step, WRITE_AHEAD](i, 0)
             d.add(fold_sum[Self.width](e_x))
-            i += Self.step
-        while i < count:
-            var e_x = unit.exp(load[Self.width](x.unsafe_offset(i), count - i))
-            comptime if keeps:
-                store_plain(kept.value().unsafe_offset(i), e_x, count - i)
-            d.add(e_x)
-            i += Self.width
+
+        _ = each[Self.step, Self.width](add, start, self._stop(x, end), end)
         return d
 
     @inline(.always)
-    def _write[
+    def _sum_of_terms(self, place: Place) -> MaxSum[Self.accum, 1]:
+        """Returns the sum of the operation's terms over a span, as a pair."""
+        var x = self.source.row(place.row, 0)
+        var origin = self.operation.origin(place)[0]
+        var sums = Self.Sums()
+
+        @inline(.always)
+        def add[n: SIMDLength](i: Int, count: Int) {mut sums, imm}:
+            comptime Values = SIMD[Self.accum, n]
+            var values = x.load[Self.accum, n](i, 0, count)
+            var other = x.load_other[Self.accum, n](i, 0, count)
+            var terms = self.operation.term(values, other, Values(origin))
+            comptime if n == Self.step:
+                x.prefetch[Self.step, READ_AHEAD](i, 0)
+            else:
+                terms = first_lanes[n](count).select(terms, Values(0))
+            sums.add(fold_sum[Self.width](terms))
+
+        _ = each[Self.step, Self.width](add, place.start, place.end, place.end)
+        return {origin, collapse(sums)}
+
+    @inline(.always)
+    def _divide[
         keeps: Bool
     ](
         self,
-        at: Int,
-        count: Int,
+        place: Place,
         portion: Portion[Self.accum, _],
         kept: Room[Self.accum],
     ):
-        """Writes `count` probabilities from `at` on."""
-        var x = self.x.unsafe_offset(at)
-        var y = self.y.unsafe_offset(at)
+        """Writes the probabilities of a span, of exponentials that were kept or are computed again.
+        """
+        var x = self.source.row(place.row, 0)
+        var y = self.target.row(place.row, 0)
 
         @inline(.always)
-        def probability[
-            lanes: SIMDLength
-        ](i: Int) {imm} -> SIMD[Self.accum, lanes]:
+        def divide[n: SIMDLength](i: Int, count: Int) {imm}:
+            var e_x: SIMD[Self.accum, n]
             comptime if keeps:
-                return portion.probability(
-                    load_plain[lanes](kept.value().unsafe_offset(i), count - i)
-                )
+                e_x = load_plain[n](kept.value().unsafe_offset(i), count)
             else:
-                return portion.probability(
-                    portion.unit.exp(load[lanes](x.unsafe_offset(i), count - i))
-                )
+                e_x = portion.unit.exp(x.load[Self.accum, n](i, 0, count))
+                comptime if n == Self.step:
+                    x.prefetch[Self.step, READ_AHEAD](i, 0)
+                    y.prefetch[Self.step, WRITE_AHEAD](i, 0)
+            y.store(i, 0, count, portion.probability(e_x))
 
-        var i = 0
-        while i + Self.step <= count:
-            comptime if not keeps:
-                fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
-                fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
-            store(y.unsafe_offset(i), probability[Self.step](i), Self.step)
-            i += Self.step
-        while i < count:
-            store(y.unsafe_offset(i), probability[Self.width](i), count - i)
-            i += Self.width
+        @inline(.always)
+        def divide_nothing[n: SIMDLength](i: Int, count: Int) {imm}:
+            var e_x = SIMD[Self.accum, n](0)
+            y.store(i, 0, count, portion.probability(e_x))
+
+        var stop = self._stop(x, place.end)
+        var i = each[Self.step, Self.width](
+            divide, place.start, stop, place.end
+        )
+        comptime if Self.S.is_computed:
+            _ = each[Self.step, Self.width](
+                divide_nothing, max(i, place.start), place.end, place.end
+            )
 
     @inline(.always)
-    def _write_logarithms(
-        self, at: Int, count: Int, total: MaxSum[Self.accum, 1]
-    ):
-        """Writes the logarithms of `count` probabilities from `at` on."""
-        var row = total.logarithms()
-        var x = self.x.unsafe_offset(at)
-        var y = self.y.unsafe_offset(at)
-        var i = 0
-        while i + Self.step <= count:
-            fetch[Self.step, READ_AHEAD](x.unsafe_offset(i))
-            fetch_to_write[Self.step, WRITE_AHEAD](y.unsafe_offset(i))
-            var logits = load[Self.step](x.unsafe_offset(i), Self.step)
-            store(y.unsafe_offset(i), row.probability(logits), Self.step)
-            i += Self.step
-        while i < count:
-            var logits = load[Self.width](x.unsafe_offset(i), count - i)
-            store(y.unsafe_offset(i), row.probability(logits), count - i)
-            i += Self.width
+    def _write(self, place: Place, total: Self.Pair):
+        """Writes what the elements of a span turn into."""
+        var x = self.source.row(place.row, 0)
+        var y = self.target.row(place.row, 0)
+        var state = self.operation.state(total, place)
+
+        @inline(.always)
+        def turn[n: SIMDLength](i: Int, count: Int) {imm}:
+            var values = x.load[Self.accum, n](i, 0, count)
+            var other = x.load_other[Self.accum, n](i, 0, count)
+            comptime if n == Self.step:
+                x.prefetch[Self.step, READ_AHEAD](i, 0)
+                y.prefetch[Self.step, WRITE_AHEAD](i, 0)
+            y.store(i, 0, count, self.operation.result(state, values, other))
+
+        _ = each[Self.step, Self.width](turn, place.start, place.end, place.end)
+        self.operation.correct(state, place)

@@ -1,8 +1,8 @@
 """Cross entropy on the CPU, from logits and the pairs of their rows."""
 
-from std.math import ceildiv
-from std.sys import simd_width_of
+from std.utils.numerics import nan
 
+from ..exponential import Unit
 from ..loss import (
     Class,
     Loss,
@@ -12,13 +12,16 @@ from ..loss import (
     Targets,
     Upstream,
 )
-from ..online import Sum, accumulator
+from ..online import MaxSum, Sum, accumulator
 from ..queue import Queue
 from ..rows import Rows, Source, Target
-from .contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
-from .cross_entropy_strided import distances, strided_gradients
-from .memory import fetch, fetch_to_write, load, store
-from .shares import share_rows, share_tasks
+from .lanes import spread
+from .memory import load, store
+from .operations import Operation, Place
+from .shares import share_tasks
+from .sources import Memory
+from .targets import ToMemory
+from .walk import lanes_of, walk
 
 
 def wrong_target(
@@ -47,33 +50,25 @@ def losses[
     options: LossOptions,
     queue: Queue,
 ) raises:
-    """Writes the loss of every row, or what they come to.
-
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        loss: One a row, or one; 0 where the target is ignored.
-        pairs: (m, d) of each row; behind them goes how many rows count, if the options say so.
-        x: Logits.
-        targets: Class of each row.
-        rows: Rows along any axis.
-        options: What the caller chose.
-        queue: The CPU to run on.
-
-    Raises:
-        Error: If a target is neither a class nor ignored.
+    """Writes the loss of every row, or what they come to, given the pairs of rows; NaN where the target is wrong.
     """
     comptime accum = accumulator[dtype]()
-    var wrong = wrong_target(targets, rows, options.ignored)
-    if wrong:
-        raise Error(wrong.value())
     var smoothing = Smoothing[accum](options.smoothing)
-    var memory = List[Scalar[accum]](unsafe_uninit_length=rows.count())
+    var memory = List[Scalar[accum]](length=rows.count(), fill=0)
     var losses = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    if options.smoothing != 0 and rows.inner != 1:
+    if options.smoothing != 0 and not rows.is_empty():
         # They wait where the losses will be.
-        distances(losses, pairs, x, rows, queue)
+        comptime for contiguous in [True, False]:
+            if contiguous == (rows.inner == 1):
+                walk[contiguous](
+                    Memory[dtype, contiguous](x, x, rows),
+                    _Distances[accum, lanes_of[dtype, contiguous]](
+                        losses, pairs
+                    ),
+                    ToMemory[accum, contiguous](losses, rows),
+                    rows,
+                    queue,
+                )
 
     @inline(.always)
     def write(row: Int) {imm}:
@@ -82,12 +77,7 @@ def losses[
         var pair = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
-        var below = Scalar[accum](0)
-        if smoothing.share != 0:
-            if rows.inner == 1:
-                below = _distance(logits, rows.n, pair.m)
-            else:
-                below = losses[unsafe_offset=row]
+        var below = losses[unsafe_offset=row]
         var logit = Scalar[accum](0)
         if target.is_class:
             logit = logits[unsafe_offset=Int(target.index) * rows.inner].cast[
@@ -97,9 +87,8 @@ def losses[
             target, logit, below / Scalar[accum](rows.n), smoothing
         )
 
-    # Without smoothing a row is a few operations, however long it is.
-    var each = rows.n if options.smoothing != 0 else 16
-    share_tasks(write, rows.count(), rows.count() * each, queue)
+    # A row is a few operations, however long it is.
+    share_tasks(write, rows.count(), rows.count() * 16, queue)
     if options.reduction == Reduction.NONE:
         for row in range(rows.count()):
             store(
@@ -122,26 +111,6 @@ def losses[
     _ = memory^
 
 
-def _distance[
-    dtype: DType, //
-](x: Source[dtype], n: Int, m: Scalar[accumulator[dtype]()]) -> Scalar[
-    accumulator[dtype]()
-]:
-    """Returns the sum of m - x over the row of `n` that starts at `x`."""
-    comptime accum = accumulator[dtype]()
-    comptime width = simd_width_of[accum]()
-    var sums = Sum[accum, width]()
-    var i = 0
-    while i + width <= n:
-        sums.add(m - load[width](x.unsafe_offset(i), width))
-        i += width
-    var sum = sums.collapse()
-    while i < n:
-        sum.add(m - x[unsafe_offset=i].cast[accum]())
-        i += 1
-    return sum.value
-
-
 def _counted[
     accum: DType
 ](targets: Targets, rows: Int, ignored: Int) -> Scalar[accum]:
@@ -154,7 +123,7 @@ def _counted[
 
 
 def gradients[
-    dtype: DType, up: DType
+    dtype: DType, up: DType, contiguous: Bool
 ](
     dx: Target[dtype],
     x: Source[dtype],
@@ -165,74 +134,206 @@ def gradients[
     options: LossOptions,
     queue: Queue,
 ) raises:
-    """Writes the gradient of every row's logits.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        up: Dtype of the gradients of losses.
-
-    Args:
-        dx: Gradients; may be the same memory as `x`. NaN where the target is no class, 0 where it is ignored.
-        x: Logits.
-        pairs: (m, d) of each row.
-        targets: Class of each row.
-        dloss: Gradient of each row's loss, or of what became of all; nowhere if it is 1.
-        rows: Rows along any axis.
-        options: What the caller chose.
-        queue: The CPU to run on.
+    """Writes the gradient of every row's logits; NaN where the target is wrong, 0 where it is ignored.
     """
     comptime accum = accumulator[dtype]()
-    var upstream = Upstream[up, accum](
-        dloss, Int(options.reduction == Reduction.NONE), pairs
-    )
-    var smoothing = Smoothing[accum](options.smoothing)
     var count = Scalar[accum](1)
     if options.reduction == Reduction.MEAN:
         count = _counted[accum](targets, rows.count(), options.ignored)
-    if rows.inner != 1:
-        strided_gradients(
+    var smoothing = Smoothing[accum](options.smoothing)
+    walk[contiguous](
+        Memory[dtype, contiguous](x, x, rows),
+        _LossGradient[dtype, up, lanes_of[dtype, contiguous]](
             dx,
             x,
             pairs,
             targets,
-            upstream,
+            Upstream[up, accum](
+                dloss, Int(options.reduction == Reduction.NONE), pairs
+            ),
             count,
-            smoothing,
+            smoothing.share / Scalar[accum](rows.n),
+            smoothing.rest,
             rows,
             options.ignored,
-            queue,
-        )
-        return
+        ),
+        ToMemory[dtype, contiguous](dx, rows),
+        rows,
+        queue,
+    )
+
+
+@fieldwise_init
+struct _Distances[dtype: DType, rows: SIMDLength](Operation):
+    """The sum of m - x over each row.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+        rows: How many are side by side.
+    """
+
+    comptime accum = Self.dtype
+    comptime lanes = Self.rows
+    comptime has_max = False
+    comptime by_row = True
+    comptime State = Bool
+
+    var sums: Target[Self.accum]
+    """Where that of row 0 goes."""
+    var pairs: Source[Self.accum]
+    """The (m, d) of each row."""
 
     @inline(.always)
-    def write(row: Int) {imm}:
-        var scale = upstream[row] / count
-        var start = rows.start(row)
-        var target = Class.of(targets, row, rows.n, options.ignored)
-        var loss = Loss(
-            pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
-        )
-        var n = Int64(rows.n)
-        # As if no class were wanted, and then the one that is: comparing each with it would take longer.
-        var wanted = Scalar[accum](0)
-        if target.is_class:
-            wanted = x[unsafe_offset=start + Int(target.index)].cast[accum]()
-        comptime width = VECTORS * simd_width_of[accum]()
-        for i in range(0, rows.n, width):
-            var at = start + i
-            var logits = load[width](x.unsafe_offset(at), rows.n - i)
-            fetch[width, READ_AHEAD](x.unsafe_offset(at))
-            fetch_to_write[width, WRITE_AHEAD](dx.unsafe_offset(at))
-            store(
-                dx.unsafe_offset(at),
-                loss.gradient(target, scale, logits, False, n, smoothing),
-                rows.n - i,
-            )
-        if target.is_class:
-            store(
-                dx.unsafe_offset(start + Int(target.index)),
-                loss.gradient(target, scale, wanted, True, n, smoothing),
-                1,
-            )
+    def origin(self, place: Place) -> SIMD[Self.accum, Self.lanes]:
+        var m = SIMD[Self.accum, Self.lanes](0)
+        for lane in range(min(place.count, Int(Self.lanes))):
+            m[lane] = self.pairs[unsafe_offset=2 * (place.row + lane)]
+        return m
 
-    share_rows(write, rows, queue)
+    @inline(.always)
+    def term[
+        n: SIMDLength, //
+    ](
+        self,
+        x: SIMD[Self.accum, n],
+        other: SIMD[Self.accum, n],
+        origin: SIMD[Self.accum, n],
+    ) -> SIMD[Self.accum, n]:
+        return origin - x
+
+    @inline(.always)
+    def state(
+        self, total: MaxSum[Self.accum, Self.lanes], place: Place
+    ) -> Self.State:
+        return True
+
+    @inline(.always)
+    def finish(self, total: MaxSum[Self.accum, Self.lanes], place: Place):
+        for lane in range(min(place.count, Int(Self.lanes))):
+            self.sums[unsafe_offset=place.row + lane] = total.d.value[lane]
+
+
+@fieldwise_init
+struct _LossState[accum: DType, rows: SIMDLength](TrivialRegisterPassable):
+    """What the gradients of neighbouring rows are computed from.
+
+    Parameters:
+        accum: The accumulator's dtype.
+        rows: How many rows.
+    """
+
+    var unit: Unit[Self.accum, Self.rows]
+    """What exponentials are counted in."""
+    var d: SIMD[Self.accum, Self.rows]
+    """Their sum."""
+    var scale: SIMD[Self.accum, Self.rows]
+    """Gradients of the losses; NaN where the target is no class."""
+    var counts: SIMD[DType.bool, Self.rows]
+    """Whether a row has a gradient at all, whatever is in it."""
+    var targets: SIMD[Self.accum, Self.rows]
+    """The logits of the targets, which may be overwritten before their gradients are written."""
+
+    @inline(.always)
+    def gradient[
+        n: SIMDLength, //
+    ](self, x: SIMD[Self.accum, n], wanted: Scalar[Self.accum]) -> SIMD[
+        Self.accum, n
+    ]:
+        """Returns the gradients of logits, of each of which `wanted` is the target's share.
+        """
+        comptime if Self.rows == 1:
+            if not self.counts[0]:
+                return 0
+        var p = self.unit.exp(x) / spread[n](self.d)
+        var result = (p - wanted) * spread[n](self.scale)
+        comptime if Self.rows == 1:
+            return result
+        return spread[n](self.counts).select(result, type_of(x)(0))
+
+
+@fieldwise_init
+struct _LossGradient[dtype: DType, up: DType, rows: SIMDLength](Operation):
+    """The gradient of the logits of losses: as if no class were wanted, and then of the one that is. Comparing each with it
+    would take longer.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        up: Dtype of the gradients of losses that a caller handed over.
+        rows: How many are side by side.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+    comptime lanes = Self.rows
+    comptime reduces = False
+    comptime State = _LossState[Self.accum, Self.lanes]
+
+    var dx: Target[Self.dtype]
+    var x: Source[Self.dtype]
+    var pairs: Source[Self.accum]
+    var targets: Targets
+    var upstream: Upstream[Self.up, Self.accum]
+    var counted: Scalar[Self.accum]
+    """What gradients of losses are divided by."""
+    var even: Scalar[Self.accum]
+    """The share of the target that each class has."""
+    var rest: Scalar[Self.accum]
+    """What the target has beside."""
+    var shape: Rows
+    var ignored: Int
+
+    @inline(.always)
+    def _target(self, lane: Int, place: Place) -> Tuple[Class, Optional[Int]]:
+        """Returns the target of a row, and where its logit is, if that is at the place.
+        """
+        var row = place.row + lane
+        var target = Class.of(self.targets, row, self.shape.n, self.ignored)
+        var i = Int(target.index)
+        if not target.is_class or i < place.start or i >= place.end:
+            return target, None
+        return target, Optional(place.first + lane + i * self.shape.inner)
+
+    @inline(.always)
+    def state(
+        self, total: MaxSum[Self.accum, Self.lanes], place: Place
+    ) -> Self.State:
+        comptime Values = SIMD[Self.accum, Self.lanes]
+        var m = Values(0)
+        var d = Values(1)
+        var scale = Values(nan[Self.accum]())
+        var logits = Values(0)
+        var counts = SIMD[DType.bool, Self.lanes](fill=False)
+        for lane in range(min(place.count, Int(Self.lanes))):
+            var row = place.row + lane
+            var target, at = self._target(lane, place)
+            m[lane] = self.pairs[unsafe_offset=2 * row]
+            d[lane] = self.pairs[unsafe_offset=2 * row + 1]
+            counts[lane] = not target.is_ignored
+            if target.is_class:
+                scale[lane] = self.upstream[row] / self.counted
+            if at:
+                logits[lane] = load[1](self.x.unsafe_offset(at.value()), 1)[0]
+        var unit = Unit(m)
+        return {unit, d * unit.exp(m), scale, counts, logits}
+
+    @inline(.always)
+    def result[
+        n: SIMDLength, //
+    ](
+        self,
+        state: Self.State,
+        x: SIMD[Self.accum, n],
+        other: SIMD[Self.accum, n],
+    ) -> SIMD[Self.accum, n]:
+        return state.gradient(x, self.even)
+
+    @inline(.always)
+    def correct(self, state: Self.State, place: Place):
+        var values = state.gradient(state.targets, self.even + self.rest)
+        for lane in range(min(place.count, Int(Self.lanes))):
+            var _, at = self._target(lane, place)
+            if at:
+                store(
+                    self.dx.unsafe_offset(at.value()),
+                    SIMD[Self.accum, 1](values[lane]),
+                    1,
+                )

@@ -5,17 +5,18 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..finish import Finish
 from ..kernels import Kernels
 from ..logits import Logits
-from ..loss import LossOptions, Targets
+from ..loss import LossOptions, Targets, log_of_sum
 from ..online import accumulator
 from ..queue import Queue
 from ..results import Results
 from ..rows import Rows, Source, Target
-from .backward import backward
 from .cross_entropy import gradients, losses, wrong_target
-from .fused import fused
-from .row_pairs import logsumexp, max_sum_apart
-from .softmax import auto
-from .softmax import softmax as from_memory
+from .memory import store
+from .naive import naive
+from .operations import LogSoftmax, Softmax, SoftmaxGradient, Statistics
+from .sources import Computed, Memory
+from .targets import HandedOn, ToMemory
+from .walk import lanes_of, walk
 
 
 struct Cpu(Kernels):
@@ -29,15 +30,33 @@ struct Cpu(Kernels):
         unroll: Int,
         contiguous: Bool,
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-        """Writes softmax, by an algorithm."""
-        from_memory[algorithm, dtype, contiguous](y, x, rows, queue)
+        """Writes softmax, by an algorithm: "auto" or "naive"."""
+        comptime assert algorithm == "auto" or algorithm == "naive"
+        comptime if algorithm == "naive":
+            naive(y, x, rows)
+        else:
+            Self.auto[dtype, Finish.PROBABILITIES, contiguous](
+                y, x, rows, queue
+            )
 
     @staticmethod
     def auto[
         dtype: DType, finish: Finish, contiguous: Bool
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
         """Writes softmax, or what else `finish` says."""
-        auto[dtype, finish, contiguous](y, x, rows, queue)
+        var source = Memory[dtype, contiguous](x, x, rows)
+        var target = ToMemory[dtype, contiguous](y, rows)
+        comptime lanes = lanes_of[dtype, contiguous]
+        comptime if finish == Finish.PROBABILITIES:
+            var operation = Softmax[dtype, lanes](False)
+            walk[contiguous](source, operation, target, rows, queue)
+        elif finish == Finish.LOGARITHMS:
+            var operation = LogSoftmax[dtype, lanes]()
+            walk[contiguous](source, operation, target, rows, queue)
+        else:
+            comptime accum = accumulator[dtype]()
+            var pairs = y.unsafe_bitcast[Scalar[accum]]()
+            _statistics[contiguous](pairs, 2, 1, x, rows, queue)
 
     @staticmethod
     def max_sum_apart[
@@ -49,14 +68,20 @@ struct Cpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes all m, and then all d."""
-        max_sum_apart[contiguous=contiguous](result, x, rows, queue)
+        _statistics[contiguous](result, 1, rows.count(), x, rows, queue)
 
     @staticmethod
     def logsumexp[
         dtype: DType, contiguous: Bool
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
         """Writes ln Σ exp x."""
-        logsumexp[contiguous=contiguous](y, x, rows, queue)
+        comptime accum = accumulator[dtype]()
+        var memory = List[Scalar[accum]](unsafe_uninit_length=2 * rows.count())
+        var pairs = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+        _statistics[contiguous](pairs, 2, 1, x, rows, queue)
+        for row in range(rows.count()):
+            var value = log_of_sum(memory[2 * row], memory[2 * row + 1])
+            store(y.unsafe_offset(row), SIMD[accum, 1](value), 1)
 
     @staticmethod
     def backward[
@@ -69,7 +94,13 @@ struct Cpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes the gradient of logits."""
-        backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+        walk[contiguous](
+            Memory[dtype, contiguous, True](y, dy, rows),
+            SoftmaxGradient[dtype, lanes_of[dtype, contiguous], log](),
+            ToMemory[dtype, contiguous](dx, rows),
+            rows,
+            queue,
+        )
 
     @staticmethod
     def losses[
@@ -108,7 +139,9 @@ struct Cpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes the gradient of logits of losses."""
-        gradients(dx, x, pairs, targets, dloss, rows, options, queue)
+        gradients[dtype, up, contiguous](
+            dx, x, pairs, targets, dloss, rows, options, queue
+        )
 
     @staticmethod
     def fused[
@@ -130,4 +163,47 @@ struct Cpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes softmax of logits that are computed as they are read."""
-        fused[has_sink](y, x, sink, queue)
+        comptime contiguous = axis == rank - 1
+        var source = Computed[
+            Fusion, Sink, in_dtype, rank, axis, causal, has_sink
+        ](x, sink)
+        var operation = Softmax[in_dtype, lanes_of[in_dtype, contiguous]](
+            x.masked
+        )
+        var rows = x.rows()
+        var line = x.shape[rank - 1]
+        comptime if epilogue:
+            var results = rebind[Results[Out, out_dtype, rank, axis, True]](y)
+            var target = HandedOn[Out, out_dtype, rank, axis](
+                results, results.row(0, 0)
+            )
+            walk[contiguous](source, operation, target, rows, queue, line)
+        else:
+            var target = ToMemory[out_dtype, contiguous](y.memory, rows)
+            walk[contiguous](source, operation, target, rows, queue, line)
+
+
+def _statistics[
+    dtype: DType, //, contiguous: Bool
+](
+    y: Target[accumulator[dtype]()],
+    step: Int,
+    apart: Int,
+    x: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Writes what there is one of for each row, if there are rows: see `Statistics`.
+    """
+    if rows.count() != 0:
+        walk[contiguous](
+            Memory[dtype, contiguous](x, x, rows),
+            Statistics[dtype, lanes_of[dtype, contiguous]](
+                y, step, apart, x, rows
+            ),
+            ToMemory[dtype, contiguous](
+                y.unsafe_bitcast[Scalar[dtype]](), rows
+            ),
+            rows,
+            queue,
+        )

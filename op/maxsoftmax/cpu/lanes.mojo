@@ -1,4 +1,5 @@
-"""Vectors folded into narrower ones, in as short a chain of operations as a row of a few vectors has time for."""
+"""What is done vector by vector, and vectors folded into narrower ones, in as short a chain of operations as a row of a few
+vectors has time for."""
 
 from ..online import Sum
 
@@ -57,3 +58,33 @@ def collapse[
         var result = Sum[dtype, 1](exact.cast[dtype]())
         result.excess = (result.value.cast[wide]() - exact).cast[dtype]()
         return result
+
+
+@inline(.always)
+def spread[
+    dtype: DType, rows: SIMDLength, //, width: SIMDLength
+](values: SIMD[dtype, rows]) -> SIMD[dtype, width]:
+    """Returns one value in each of `width` lanes, or as many as there are lanes as they are.
+    """
+    comptime if rows == 1:
+        return SIMD[dtype, width](values[0])
+    else:
+        return rebind[SIMD[dtype, width]](values)
+
+
+@inline(.always)
+def each[
+    F: def[n: SIMDLength](Int, Int) -> None, //, step: Int, rest: Int
+](body: F, start: Int, stop: Int, end: Int) -> Int:
+    """Calls `body[n](i, count)` for the numbers `i` from `start` to `stop`, `n` at a time, of which `count` are below `end`:
+    `n` is `step` as long as so many are, and then `rest`. Returns the first number that was not given to `body`.
+    """
+    var i = start
+    var last = min(stop, end - step + 1)
+    while i < last:
+        body[SIMDLength(step)](i, step)
+        i += step
+    while i < stop:
+        body[SIMDLength(rest)](i, end - i)
+        i += rest
+    return i

@@ -4,10 +4,10 @@ from std.math import iota
 from std.memory import bitcast
 from std.sys import PrefetchOptions, prefetch, size_of
 from std.sys.intrinsics import masked_load, masked_store
-from std.utils.numerics import inf, isnan, nan, neg_inf
+from std.utils.numerics import neg_inf
 
-from ..online import MaxSum, accumulator
-from ..rows import Rows, Source, Target
+from ..online import accumulator
+from ..rows import Source, Target
 
 comptime LINE = 64
 """Bytes that memory is fetched by."""
@@ -40,18 +40,7 @@ def fetch_to_write[
 def load[
     dtype: DType, //, width: SIMDLength
 ](x: Source[dtype], count: Int) -> SIMD[accumulator[dtype](), width]:
-    """Loads `count` logits.
-
-    Parameters:
-        dtype: The logits' dtype.
-        width: Lanes of the result.
-
-    Args:
-        x: The first of them.
-        count: How many there are; `width` or more fill every lane.
-
-    Returns:
-        The logits, followed by -inf: the logit that adds nothing to a softmax.
+    """Loads `count` logits, or `width`, followed by -inf: the logit that adds nothing to a softmax.
     """
     comptime if dtype == DType.bfloat16:
         # LLVM takes vectors of bfloat16 apart where the hardware has none, so they travel as the integers they are.
@@ -71,16 +60,7 @@ def load[
 def store[
     dtype: DType, width: SIMDLength, //
 ](y: Target[dtype], values: SIMD[accumulator[dtype](), width], count: Int):
-    """Stores the first `count` of `values`, or all if `count` is at least their number.
-
-    Parameters:
-        dtype: The dtype to round to, to nearest and ties to even.
-        width: Lanes of `values`.
-
-    Args:
-        y: Where the first goes.
-        values: What to store.
-        count: How many to store.
+    """Stores the first `count` of `values`, or all, rounded to nearest and ties to even.
     """
     comptime if dtype == DType.bfloat16:
         store_plain(
@@ -98,19 +78,7 @@ def load_plain[
 ](x: Source[dtype], count: Int, filler: Scalar[dtype] = 0) -> SIMD[
     dtype, width
 ]:
-    """Loads `count` elements as they are.
-
-    Parameters:
-        dtype: Their dtype.
-        width: Lanes of the result.
-
-    Args:
-        x: The first of them.
-        count: How many there are; `width` or more fill every lane.
-        filler: What the other lanes hold.
-
-    Returns:
-        The elements, followed by the filler.
+    """Loads `count` elements, or `width`, as they are, followed by the filler.
     """
     if count >= Int(width):
         return x.unsafe_load[width=width]()
@@ -121,17 +89,7 @@ def load_plain[
 def store_plain[
     dtype: DType, width: SIMDLength, //
 ](y: Target[dtype], values: SIMD[dtype, width], count: Int):
-    """Stores the first `count` of `values` as they are, or all if `count` is at least their number.
-
-    Parameters:
-        dtype: Their dtype.
-        width: Lanes of `values`.
-
-    Args:
-        y: Where the first goes.
-        values: What to store.
-        count: How many to store.
-    """
+    """Stores the first `count` of `values`, or all, as they are."""
     if count >= Int(width):
         y.unsafe_store(values)
     else:
@@ -142,18 +100,8 @@ def store_plain[
 def rounded[
     accum: DType, width: SIMDLength, //, dtype: DType
 ](x: SIMD[accum, width]) -> SIMD[dtype, width]:
-    """Returns `x` rounded to nearest and ties to even: what a CPU rounds to bfloat16, it rounds here.
-
-    Parameters:
-        accum: The accumulator's dtype.
-        width: Lanes of `x`.
-        dtype: The dtype to round to.
-
-    Args:
-        x: Results of the arithmetic.
-
-    Returns:
-        The nearest of `dtype`, subnormal ones included; of bfloat16, the quiet NaN for any NaN.
+    """Returns `x` rounded to nearest and ties to even, subnormal results included; of bfloat16, the quiet NaN for any NaN.
+    What a CPU rounds to bfloat16, it rounds here.
     """
     comptime if dtype == DType.bfloat16:
         # A cast would be `vcvtneps2bf16` where a CPU has that, which takes every subnormal for 0.
@@ -170,49 +118,3 @@ def rounded[
 def first_lanes[width: SIMDLength](count: Int) -> SIMD[DType.bool, width]:
     """Returns a mask of the first `count` lanes."""
     return iota[DType.int32, width]().lt(Int32(count))
-
-
-def write_pairs[
-    dtype: DType, accum: DType, lanes: SIMDLength, //
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    row: Int,
-    count: Int,
-    total: MaxSum[accum, lanes],
-):
-    """Writes m and d = Σ e^(x - m) of rows, m being NaN where the maximum is +inf and there is a NaN as well.
-
-    Parameters:
-        dtype: The logits' dtype.
-        accum: The accumulator's dtype.
-        lanes: Rows in `total`.
-
-    Args:
-        y: Where those of row 0 are, of the accumulator's dtype whatever its type says.
-        x: The logits.
-        rows: How they make up rows.
-        row: The first of the rows.
-        count: How many there are from there on; lanes beyond are left out.
-        total: The pairs of whole rows.
-    """
-    var to = y.unsafe_bitcast[Scalar[accum]]().unsafe_offset(2 * row)
-    var d = total.relative()
-    for i in range(min(count, Int(lanes))):
-        var m = total.m[i]
-        # d is NaN for either: only the logits tell whether the maximum was found among all of them.
-        if m == inf[accum]() and _has_nan(
-            x.unsafe_offset(rows.start(row + i)), rows
-        ):
-            m = nan[accum]()
-        to[unsafe_offset=2 * i] = m
-        to[unsafe_offset=2 * i + 1] = d[i]
-
-
-def _has_nan(x: Source[_], rows: Rows) -> Bool:
-    """Returns whether there is a NaN in the row that starts at `x`."""
-    for i in range(rows.n):
-        if isnan(x[unsafe_offset=i * rows.inner]):
-            return True
-    return False

@@ -21,25 +21,31 @@ struct Panels[accum: DType](TrivialRegisterPassable):
     """Rows that share a vector: as many as fill a cache line of accumulators."""
 
     var rows: Rows
+    var line: Int
+    """Rows that are neighbours: no panel reaches beyond so many."""
     var width: Int
-    """Rows a panel, a multiple of `lanes`. The last panel before the end of `inner` may be narrower."""
+    """Rows a panel, a multiple of `lanes`. The last panel of a line may be narrower."""
 
-    def __init__(out self, rows: Rows, spans: Int = 1):
+    def __init__(out self, rows: Rows, line: Int, spans: Int):
         """Panels no wider than leaves something to each core.
 
         Args:
             rows: The rows.
+            line: How many of them are neighbours, a divisor of `rows.inner`.
             spans: In how many parts each panel is shared out.
         """
         self.rows = rows
-        var panels = ceildiv(parallelism_level(), rows.outer * spans)
-        var width = ceildiv(rows.inner, panels)
-        self.width = min(WIDTH, align_up(width, Int(Self.lanes)))
+        self.line = line
+        var lines = rows.count() // line
+        var panels = ceildiv(parallelism_level(), lines * spans)
+        self.width = min(
+            WIDTH, align_up(ceildiv(line, panels), Int(Self.lanes))
+        )
 
     @inline(.always)
     def count(self) -> Int:
         """Returns the number of panels."""
-        return self.rows.outer * ceildiv(self.rows.inner, self.width)
+        return self.rows.count() // self.line * ceildiv(self.line, self.width)
 
     @inline(.always)
     def vectors(self) -> Int:
@@ -48,12 +54,9 @@ struct Panels[accum: DType](TrivialRegisterPassable):
 
     @inline(.always)
     def place(self, panel: Int) -> Tuple[Int, Int, Int]:
-        """Returns the panel's first row, the offset of that row's first element, and the number of rows.
+        """Returns the places of the panel's first row before and after the axis, and the number of rows.
         """
-        var outer, tile = divmod(panel, ceildiv(self.rows.inner, self.width))
+        var line, tile = divmod(panel, ceildiv(self.line, self.width))
         var column = tile * self.width
-        return (
-            outer * self.rows.inner + column,
-            outer * self.rows.n * self.rows.inner + column,
-            min(self.width, self.rows.inner - column),
-        )
+        var outer, inner = divmod(line * self.line + column, self.rows.inner)
+        return outer, inner, min(self.width, self.line - column)

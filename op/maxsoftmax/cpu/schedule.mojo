@@ -30,6 +30,9 @@ trait Bundles(TrivialRegisterPassable):
     comptime lanes: SIMDLength
     """Rows that share a `MaxSum`."""
 
+    comptime reduces: Bool
+    """Whether anything is reduced before results are written."""
+
     def count(self) -> Int:
         """Returns the number of bundles."""
         ...
@@ -113,7 +116,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
                 MutUntrackedOrigin
             ]()
             for bundle in shares:
-                for span in range(spans):
+                for span in range(spans if B.reduces else 0):
                     bundles.reduce(
                         bundle,
                         span * SPAN,
@@ -121,7 +124,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
                         part.unsafe_offset(span * pairs),
                         room,
                     )
-                if spans > 1:
+                if B.reduces and spans > 1:
                     _merge(part, spans, pairs, total)
                 for span in range(spans):
                     bundles.write(
@@ -154,14 +157,15 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
             None,
         )
 
-    share_tasks(reduce, count * spans, elements, queue)
-    for bundle in range(count):
-        _merge(
-            part.unsafe_offset(bundle * spans * pairs),
-            spans,
-            pairs,
-            totals.unsafe_offset(bundle * pairs),
-        )
+    comptime if B.reduces:
+        share_tasks(reduce, count * spans, elements, queue)
+        for bundle in range(count):
+            _merge(
+                part.unsafe_offset(bundle * spans * pairs),
+                spans,
+                pairs,
+                totals.unsafe_offset(bundle * pairs),
+            )
 
     @inline(.always)
     def write(task: Int) {imm}:

@@ -84,6 +84,9 @@ def parallel[
         count: How many tasks there are, of about one size.
         elements: How many elements they have together.
         queue: The CPU to run on.
+
+    Raises:
+        Error: If other cores cannot be had, once no core is at work.
     """
     var workers = max(1, min(count, workers_for(elements, queue)))
     var taken = List[Int64](length=1, fill=0)
@@ -100,12 +103,20 @@ def parallel[
 
     # The caller is one of the workers: it is awake, and would only wait. On two cores 1024×1024 float32 take 140 us, with
     # two others 440.
+    var failure: Optional[Error] = None
     if workers > 1:
-        queue.ctx.enqueue_cpu_range(on_core, count=workers - 1)
-    on_core(0)
+        try:
+            queue.ctx.enqueue_cpu_range(on_core, count=workers - 1)
+        except e:
+            failure = e^
+    if not failure:
+        on_core(0)
+    # Even then: some may have been enqueued, and what they use ends with this call.
     if workers > 1:
         queue.ctx.synchronize()
     _ = taken^
+    if failure:
+        raise failure.take()
 
 
 @inline(.always)

@@ -1,34 +1,38 @@
-"""Rows along any other axis: the lanes of a vector are the same element of neighbouring rows."""
+"""Rows along an axis that is not the last: the lanes of a vector are the same element of neighbouring rows."""
 
+from std.bit import log2_ceil
 from std.math import ceildiv
 
-from ..finish import Finish
-from ..online import MaxSum, accumulator
-from ..rows import Rows, Source, Target
-from .memory import fetch, fetch_to_write, load, store, write_pairs
-from .panels import Panels
+from ..online import MaxSum
+from .lanes import each
+from .operations import Operation, Place
+from .panels import WIDTH, Panels
 from .schedule import Bundles, Pairs, Room
-
-comptime UNROLL = 8
-"""Elements of each row between two rescalings of d."""
+from .sources import RowSource
+from .targets import RowTarget
 
 
 @fieldwise_init
-struct StridedRows[dtype: DType, finish: Finish](Bundles):
-    """Rows whose elements are `inner` apart, in bundles of neighbours that are walked side by side.
+struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
+    """Rows whose elements are apart in memory, in panels of neighbours that are walked side by side.
 
     Parameters:
-        dtype: Dtype of the tensors.
-        finish: What of each row is written.
+        S: What is read.
+        O: What becomes of it.
+        T: What is written.
     """
 
-    comptime accum = accumulator[Self.dtype]()
-    comptime lanes = Panels[Self.accum].lanes
+    comptime accum = Self.O.accum
+    comptime lanes = Self.O.lanes
+    comptime reduces = Self.O.reduces
+    comptime unroll = 8 if Self.O.has_max else 4
+    """Elements of each row between two rescalings, or compensations, of its sum: of two tensors there are twice as many."""
 
-    var y: Target[Self.dtype]
-    var x: Source[Self.dtype]
+    var source: Self.S
+    var operation: Self.O
+    var target: Self.T
     var panels: Panels[Self.accum]
-    """Lanes beyond the end of a narrow one hold -inf and are not stored."""
+    """Lanes beyond the end of a narrow one are of no row, and are not stored."""
 
     def count(self) -> Int:
         return self.panels.count()
@@ -50,42 +54,68 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var _, offset, count = self.panels.place(bundle)
-        var x = self.x.unsafe_offset(offset)
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            part[unsafe_offset=pair] = MaxSum[Self.accum, Self.lanes]()
-        var i = start
-        while i + UNROLL <= end:
-            self._add[UNROLL](
-                x.unsafe_offset(i * self.panels.rows.inner), count, part
-            )
-            i += UNROLL
-        while i < end:
-            self._add[1](
-                x.unsafe_offset(i * self.panels.rows.inner), count, part
-            )
-            i += 1
+        var outer, inner, count = self.panels.place(bundle)
+        var row = self.source.row(outer, inner)
+        comptime Vector = SIMD[Self.accum, Self.lanes]
+        for vector in range(ceildiv(count, Int(Self.lanes))):
+            var pair = MaxSum[Self.accum, Self.lanes]()
+            comptime if not Self.O.has_max:
+                pair.m = self.operation.origin(
+                    self._place(bundle, vector, start, end)
+                )
+            comptime if Self.S.has_sink:
+                if start == 0:
+                    var column = vector * Int(Self.lanes)
+                    var sinks = row.load_sink[Self.accum, Self.lanes](
+                        column, count - column
+                    )
+                    pair.add(Array[Vector, 1](fill=sinks))
+            part[unsafe_offset=vector] = pair
+
+        @inline(.always)
+        def add[n: SIMDLength](i: Int, some: Int) {imm}:
+            for vector in range(ceildiv(count, Int(Self.lanes))):
+                var column = vector * Int(Self.lanes)
+                ref pair = part[unsafe_offset=vector]
+                var values = Array[Vector, Int(n)](fill=0)
+                comptime for j in range(Int(n)):
+                    values[j] = row.load[Self.accum, Self.lanes](
+                        i + j, column, count - column
+                    )
+                    comptime if not Self.O.has_max:
+                        var other = row.load_other[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        )
+                        values[j] = self.operation.term(
+                            values[j], other, pair.m
+                        )
+                    row.prefetch[1](i + j + Int(n), column)
+                comptime if Self.O.has_max:
+                    pair.add(values)
+                else:
+                    # By halves: terms that are summed one by one wait for each other.
+                    comptime for level in range(log2_ceil(Int(n))):
+                        comptime apart = 1 << level
+                        comptime for j in range(0, Int(n), 2 * apart):
+                            values[j] += values[j + apart]
+                    pair.d.add(values[0])
+
+        var stop = min(end, row.length(self.panels.rows.n))
+        _ = each[Self.unroll, 1](add, start, stop, stop)
 
     @inline(.always)
-    def _add[
-        n: Int
-    ](
-        self,
-        x: Source[Self.dtype],
-        count: Int,
-        part: Pairs[Self.accum, Self.lanes],
-    ):
-        """Adds the next `n` elements of `count` rows, from `x` on, to their pairs.
-        """
-        comptime Vector = SIMD[Self.accum, Self.lanes]
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            var logits = Array[Vector, n](fill=0)
-            comptime for j in range(n):
-                var at = x.unsafe_offset(j * self.panels.rows.inner + column)
-                logits[j] = load[Self.lanes](at, count - column)
-                fetch[1](at.unsafe_offset(n * self.panels.rows.inner))
-            part[unsafe_offset=pair].add(logits)
+    def _place(self, bundle: Int, vector: Int, start: Int, end: Int) -> Place:
+        """Returns what is in a vector of a panel's rows, and beyond."""
+        var outer, inner, count = self.panels.place(bundle)
+        var column = vector * Int(Self.lanes)
+        var rows = self.panels.rows
+        return {
+            outer * rows.inner + inner + column,
+            count - column,
+            outer * rows.n * rows.inner + inner + column,
+            start,
+            end,
+        }
 
     def write(
         self,
@@ -96,71 +126,49 @@ struct StridedRows[dtype: DType, finish: Finish](Bundles):
         total: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
     ):
-        var row, offset, count = self.panels.place(bundle)
-        comptime if Self.finish == Finish.PAIR:
+        var outer, inner, count = self.panels.place(bundle)
+        var vectors = ceildiv(count, Int(Self.lanes))
+        comptime if Self.O.by_row:
             if start == 0:
-                self._write_pairs(row, count, total)
-            return
-        var i = start
-        while i + UNROLL <= end:
-            self._write[UNROLL](
-                offset + i * self.panels.rows.inner, count, total
-            )
-            i += UNROLL
-        while i < end:
-            self._write[1](offset + i * self.panels.rows.inner, count, total)
-            i += 1
-
-    @inline(.always)
-    def _write[
-        n: Int
-    ](self, offset: Int, count: Int, total: Pairs[Self.accum, Self.lanes],):
-        """Writes the next `n` probabilities of `count` rows, from `offset` on.
-        """
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            comptime if Self.finish == Finish.LOGARITHMS:
-                var rows = total[unsafe_offset=pair].logarithms()
-                comptime for j in range(n):
-                    var at = offset + j * self.panels.rows.inner + column
-                    var logits = self._next[n](at, count - column)
-                    store(
-                        self.y.unsafe_offset(at),
-                        rows.probability(logits),
-                        count - column,
+                for vector in range(vectors):
+                    self.operation.finish(
+                        total[unsafe_offset=vector],
+                        self._place(bundle, vector, start, end),
                     )
-                continue
-            var rows = total[unsafe_offset=pair].normalizer()
-            comptime for j in range(n):
-                var at = offset + j * self.panels.rows.inner + column
-                var logits = self._next[n](at, count - column)
-                store(
-                    self.y.unsafe_offset(at),
-                    rows.probability(logits),
-                    count - column,
+        else:
+            var row = self.source.row(outer, inner)
+            var to = self.target.row(outer, inner)
+            var memory = Array[Self.O.State, WIDTH // Int(Self.lanes)](
+                uninitialized=True
+            )
+            var states = memory.unsafe_ptr()
+            for vector in range(vectors):
+                states[unsafe_offset=vector] = self.operation.state(
+                    total[unsafe_offset=vector],
+                    self._place(bundle, vector, start, end),
                 )
 
-    @inline(.always)
-    def _next[
-        n: Int
-    ](self, at: Int, count: Int) -> SIMD[Self.accum, Self.lanes]:
-        """Loads the logits at `at`, and announces those `n` positions behind them.
-        """
-        fetch[1](self.x.unsafe_offset(at + n * self.panels.rows.inner))
-        fetch_to_write[1](self.y.unsafe_offset(at + n * self.panels.rows.inner))
-        return load[Self.lanes](self.x.unsafe_offset(at), count)
+            @inline(.always)
+            def turn[n: SIMDLength](i: Int, some: Int) {imm}:
+                for vector in range(vectors):
+                    var column = vector * Int(Self.lanes)
+                    var state = states[unsafe_offset=vector]
+                    comptime for j in range(Int(n)):
+                        row.prefetch[1](i + j + Int(n), column)
+                        to.prefetch[1](i + j + Int(n), column)
+                        var x = row.load[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        )
+                        var other = row.load_other[Self.accum, Self.lanes](
+                            i + j, column, count - column
+                        )
+                        var results = self.operation.result(state, x, other)
+                        to.store(i + j, column, count - column, results)
 
-    def _write_pairs(
-        self, row: Int, count: Int, total: Pairs[Self.accum, Self.lanes]
-    ):
-        """Writes the pairs of `count` rows from `row` on."""
-        for pair in range(ceildiv(count, Int(Self.lanes))):
-            var column = pair * Int(Self.lanes)
-            write_pairs(
-                self.y,
-                self.x,
-                self.panels.rows,
-                row + column,
-                count - column,
-                total[unsafe_offset=pair],
-            )
+            _ = each[Self.unroll, 1](turn, start, end, end)
+            for vector in range(vectors):
+                self.operation.correct(
+                    states[unsafe_offset=vector],
+                    self._place(bundle, vector, start, end),
+                )
+            _ = memory^

@@ -1,0 +1,124 @@
+"""Where results go: memory, or what MAX fused into the output of an op."""
+
+from extensibility.managed_tensor_slice import OutputFusion
+
+from ..online import accumulator
+from ..results import ResultRow, Results
+from ..rows import Rows, Target
+from .memory import fetch_to_write, rounded, store
+from .sources import place_of
+
+
+trait RowTarget(TrivialRegisterPassable):
+    """A tensor that an operation writes, at one of its rows, or at neighbours side by side. Places are as of `RowSource`.
+    """
+
+    comptime holds: DType
+    """Dtype of what may wait for results where these go; uint8 if nothing may."""
+
+    def row(self, outer: Int, inner: Int) -> Self:
+        """Returns the target at the row with these places before and after the axis, given the target at no row.
+        """
+        ...
+
+    def store[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        """Writes the first `count` of `values`, rounded, or all if `count` is at least their number.
+        """
+        ...
+
+    def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
+        """Prefetches `count` elements, `ahead` bytes behind. They need not exist.
+        """
+        pass
+
+    def memory[accum: DType](self) -> Optional[Target[accum]]:
+        """Returns where accumulators may wait for the results of the row."""
+        return None
+
+
+@fieldwise_init
+struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
+    """A tensor in memory.
+
+    Parameters:
+        dtype: Dtype of the tensor.
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+    """
+
+    comptime holds = Self.dtype
+
+    var y: Target[Self.dtype]
+    var rows: Rows
+
+    @inline(.always)
+    def row(self, outer: Int, inner: Int) -> Self:
+        var start = outer * self.rows.n * self.rows.inner + inner
+        return {self.y.unsafe_offset(start), self.rows}
+
+    @inline(.always)
+    def store[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        comptime Values = SIMD[accumulator[Self.dtype](), width]
+        store(self.y.unsafe_offset(place), rebind[Values](values), count)
+
+    @inline(.always)
+    def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        fetch_to_write[count, ahead](self.y.unsafe_offset(place))
+
+    @inline(.always)
+    def memory[accum: DType](self) -> Optional[Target[accum]]:
+        return self.y.unsafe_bitcast[Scalar[accum]]()
+
+
+@fieldwise_init
+struct HandedOn[Out: OutputFusion, dtype: DType, rank: Int, axis: Int](
+    RowTarget
+):
+    """A tensor whose elements are handed on as they are computed.
+
+    Parameters:
+        Out: What takes them.
+        dtype: Dtype of the elements.
+        rank: Number of dimensions.
+        axis: The axis of the rows.
+    """
+
+    comptime holds = DType.uint8
+
+    var y: Results[Self.Out, Self.dtype, Self.rank, Self.axis, True]
+    var at: ResultRow[Self.Out, Self.dtype, Self.rank, Self.axis, True]
+
+    @inline(.always)
+    def row(self, outer: Int, inner: Int) -> Self:
+        return {self.y, self.y.row(outer, inner)}
+
+    @inline(.always)
+    def store[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        @inline(.always)
+        def hand_on(lane: Int, piece: SIMD[accum, _]) {imm}:
+            # Rounded no earlier, because LLVM takes vectors of bfloat16 apart, at a call an element, where the hardware
+            # has none.
+            var results = rounded[Self.dtype](piece)
+            comptime if Self.axis == Self.rank - 1:
+                self.at.store(i + lane, results)
+            else:
+                self.at.beside(column + lane).store(i, results)
+
+        comptime half = max(1, Int(width) // 2)
+        if count >= Int(width):
+            hand_on(0, values)
+            return
+        var lane = 0
+        if half <= count:
+            hand_on(0, values.slice[half]())
+            lane = half
+        while lane < count:
+            hand_on(lane, values[lane])
+            lane += 1

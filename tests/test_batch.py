@@ -1,0 +1,76 @@
+"""The bits of a row on a CPU: they depend on the row alone, not on its batch, its place, its address or the threads."""
+
+import numpy as np
+import pytest
+from maxsoftmax._native import bits, fail, plan
+
+THREADS = 4
+"""The index in a call of the most threads to use."""
+
+LENGTHS = (1, 63, 777, 4096, 4097, 50257, 400001, 1 << 20)
+
+
+def run(name, rows, threads, options, *pointers):
+    # A plan of its own, whose words can be changed.
+    made = plan.__wrapped__(name, "float32", -1, rows, options)
+    made._words[THREADS] = threads
+    error = made.run(made.call, 0, *(array.ctypes.data for array in pointers), None)
+    if error:
+        fail(error)
+
+
+def at(array, offset):
+    """Returns a copy that begins `offset` bytes behind a cache line."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def results(x, dy, target, threads, offset):
+    """Returns what every op makes of rows along axis 1 of (outer, n, inner), by row."""
+    x, dy, y = at(x, offset), at(dy, offset), at(np.zeros_like(x), offset)
+    count = x.shape[0] * x.shape[2]
+    found = {}
+
+    def keep(name):
+        found[name] = np.moveaxis(y, 1, 2).reshape(count, -1).copy()
+
+    for name in ("softmax", "log_softmax"):
+        run(name, x.shape, threads, (), y, x)
+        keep(name)
+    for name in ("softmax_backward", "log_softmax_backward"):
+        run(name, x.shape, threads, (), y, x, dy)
+        keep(name)
+    options = (-100, bits(0.1), 0, 1, 0)
+    loss, pairs, logsumexp = np.empty(count, np.float32), np.empty((count, 2), np.float32), np.empty(count, np.float32)
+    run("statistics", x.shape, threads, (1,), logsumexp, x)
+    run("cross_entropy", x.shape, threads, options, loss, pairs, x, target)
+    run("cross_entropy_backward", x.shape, threads, options, y, x, pairs, target, np.ones(count, np.float32))
+    keep("cross_entropy_backward")
+    return {**found, "loss": loss, "pairs": pairs, "logsumexp": logsumexp}
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_bits_of_a_row_are_its_own(n, along):
+    random = np.random.default_rng(n)
+    count = min(300, max(3, (1 << 21) // n))
+    x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
+    target = random.integers(0, n, count)
+
+    def slice_of(array, start, end):
+        part = array[start:end]
+        return part[:, :, None] if along == "rows" else np.ascontiguousarray(part.T)[None]
+
+    whole = results(slice_of(x, 0, count), slice_of(dy, 0, count), target, 0, 0)
+    # One column alone is a row along the last axis.
+    fewest = 1 if along == "rows" else 2
+    for start, end in {(0, fewest), (1, 1 + fewest), (count - fewest, count), (1, count // 2 + 2), (0, count)}:
+        for threads, offset in ((1, 4), (2, 0), (0, 20)):
+            part = results(slice_of(x, start, end), slice_of(dy, start, end), target[start:end].copy(), threads, offset)
+            for name, found in part.items():
+                expected = whole[name][start:end]
+                same = np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
+                assert same, (name, start, end, threads, offset)
