@@ -193,9 +193,7 @@ def test_what_is_not_understood_is_said(capsys, refused, arguments, said):
 
 def test_without_scikit_learn_there_are_no_digits(capsys, refused, monkeypatch):
     monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
-    assert "task 'digits' needs scikit-learn: pip install scikit-learn" in fails(
-        capsys, "train", "--task", "digits"
-    )
+    assert "task 'digits' needs scikit-learn: pip install scikit-learn" in fails(capsys, "train", "--task", "digits")
 
 
 def test_without_matplotlib_there_is_no_chart(capsys, refused, monkeypatch):
