@@ -7,7 +7,6 @@ from std.reflection import reflect
 from std.sys import is_gpu, size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
-from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility.managed_tensor_slice import InputFusion
 
 from .online import accumulator

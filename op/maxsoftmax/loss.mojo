@@ -1,7 +1,6 @@
 """The cross entropy of one row of logits, and its gradient, given the row's (max, sum) pair."""
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
-from std.sys import size_of
 from std.utils.numerics import inf, nan, neg_inf
 
 from .exponential import Unit, logarithm

@@ -89,6 +89,9 @@ def losses[
 
     # A row is a few operations, however long it is.
     share_tasks(write, rows.count(), rows.count() * 16, queue)
+    var count = Scalar[accum](0)
+    if options.reduction == Reduction.MEAN or options.is_counted:
+        count = _counted[accum](targets, rows.count(), options.ignored)
     if options.reduction == Reduction.NONE:
         for row in range(rows.count()):
             store(
@@ -102,12 +105,10 @@ def losses[
             sum.add(losses[unsafe_offset=row])
         var value = sum.value
         if options.reduction == Reduction.MEAN:
-            value /= _counted[accum](targets, rows.count(), options.ignored)
+            value /= count
         store(loss, SIMD[accum, 1](value), 1)
     if options.is_counted:
-        pairs[unsafe_offset=2 * rows.count()] = _counted[accum](
-            targets, rows.count(), options.ignored
-        )
+        pairs[unsafe_offset=2 * rows.count()] = count
     _ = memory^
 
 
@@ -139,7 +140,10 @@ def gradients[
     comptime accum = accumulator[dtype]()
     var count = Scalar[accum](1)
     if options.reduction == Reduction.MEAN:
-        count = _counted[accum](targets, rows.count(), options.ignored)
+        if options.is_counted:
+            count = pairs[unsafe_offset=2 * rows.count()]
+        else:
+            count = _counted[accum](targets, rows.count(), options.ignored)
     var smoothing = Smoothing[accum](options.smoothing)
     walk[contiguous](
         Memory[dtype, contiguous](x, x, rows),

@@ -131,7 +131,7 @@ def _contiguous[
 
 def _clustered[
     dtype: DType, finish: Finish, slots: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Long rows, on GPUs that have clusters."""
     comptime room = _room(5, 4, slots)
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
@@ -156,7 +156,7 @@ def _clustered[
 
 def _unclustered[
     dtype: DType, finish: Finish, slots: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Long rows, on other GPUs: nobody has measured these choices."""
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= _room(5, 4, slots):
@@ -244,7 +244,6 @@ def _column_elements[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Columns that have to be taken one by one."""
-    comptime gpu = DeviceContext.default_device_info
     if rows.n <= 8:
         column_tile[dtype, finish, 256, 8, 6, width=1](
             y, x, rows, queue

@@ -339,7 +339,7 @@ def column_grid[
     finish: Finish,
     lanes: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches the two kernels.
 
     Parameters:

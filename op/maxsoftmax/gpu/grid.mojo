@@ -193,7 +193,7 @@ def quotients_kernel[
 
 def grid[
     dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches the two kernels.
 
     Parameters:
