@@ -33,7 +33,7 @@ DRAWN = {
             "cpu-call",
             *(
                 f"h200-{suite}"
-                for suite in ("blocks", "call", "grad", "ladder", "llm", "square", "sweep", "tune", "vector")
+                for suite in ("blocks", "call", "grad", "ladder", "llm", "square", "tune", "vector", "widths")
             ),
         )
     },
