@@ -46,7 +46,7 @@ def softmax[
         return
     comptime if plain and not has_epilogue_fusion:
         var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        var source_ptr = address[x.dtype](x.in_fusion)
+        var source_ptr = address[x.dtype, x.rank](x.in_fusion)
         comptime if is_cpu[target]():
             cpu.softmax["auto", y.dtype, contiguous](
                 target_ptr, source_ptr, rows, queue

@@ -11,7 +11,7 @@ from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility.managed_tensor_slice import InputFusion
 
 from .online import accumulator
-from .rows import Rows, Source
+from .rows import Rows, Source, check_row_major
 
 
 struct Logits[
@@ -261,10 +261,27 @@ def is_plain[
     )
 
 
+struct _Plain[dtype: DType, rank: Int](TrivialRegisterPassable):
+    """What MAX hands over for a tensor as it lies in memory."""
+
+    var pointer: Source[Self.dtype]
+    """The first element."""
+    var shape: IndexList[Self.rank]
+    """The tensor's shape."""
+    var strides: IndexList[Self.rank]
+    """Elements from one index to the next, along each dimension."""
+
+
 @inline(.always)
 def address[
-    Fusion: InputFusion, //, dtype: DType
-](fusion: Fusion) -> Source[dtype]:
-    """Returns where the first element of a tensor is for which `is_plain`."""
-    var copy = fusion
-    return Pointer(to=copy).unsafe_bitcast[Source[dtype]]()[]
+    Fusion: InputFusion, //, dtype: DType, rank: Int
+](fusion: Fusion) raises -> Source[dtype]:
+    """Returns where the first element of a tensor is for which `is_plain`.
+
+    Raises:
+        Error: If it is not row-major.
+    """
+    var plain = fusion
+    ref tensor = Pointer(to=plain).unsafe_bitcast[_Plain[dtype, rank]]()[]
+    check_row_major(tensor.shape, tensor.strides)
+    return tensor.pointer

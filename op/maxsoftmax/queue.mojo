@@ -7,6 +7,7 @@ from std.memory import Pointer
 from std.reflection import get_linkage_name
 from std.sys import size_of
 from max.gpu.host import (
+    DeviceAttribute,
     DeviceBuffer,
     DeviceContext,
     DeviceStream,
@@ -121,6 +122,11 @@ struct Queue(ImplicitlyCopyable):
         queue._used = used
         queue._measures = True
         return queue^
+
+    def sm_count(self) raises -> Int:
+        """Returns how many SMs the device has, which may be fewer than others of its architecture have (H20, MIG).
+        """
+        return self.ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
 
     def scratch[dtype: DType](self, count: Int) raises -> Scratch[dtype]:
         """Returns memory for so many elements, uninitialized.

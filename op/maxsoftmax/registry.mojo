@@ -24,7 +24,7 @@ from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
-from .rows import Rows, Source, Target
+from .rows import Rows, Source, Target, check_row_major
 
 
 comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
@@ -496,21 +496,25 @@ def _options[
     }
 
 
-def _target(y: OutputTensor) -> Target[y.dtype]:
+def _target(y: OutputTensor) raises -> Target[y.dtype]:
+    """Returns where the first element of a result goes."""
+    check_row_major(y.shape(), y.strides())
     return y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
 
 
-def _source(x: InputTensor) -> Source[x.dtype]:
+def _source(x: InputTensor) raises -> Source[x.dtype]:
+    """Returns where the first element of an input is."""
+    check_row_major(x.shape(), x.strides())
     return x.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
 
 
-def _sums[dtype: DType](y: OutputTensor) -> Target[accumulator[dtype]()]:
+def _sums[dtype: DType](y: OutputTensor) raises -> Target[accumulator[dtype]()]:
     """Returns where results in the accumulator of `dtype` go."""
     comptime assert y.dtype == accumulator[dtype]()
     return _target(y).unsafe_bitcast[Scalar[accumulator[dtype]()]]()
 
 
-def _sums[dtype: DType](x: InputTensor) -> Source[accumulator[dtype]()]:
+def _sums[dtype: DType](x: InputTensor) raises -> Source[accumulator[dtype]()]:
     """Returns where inputs in the accumulator of `dtype` are."""
     comptime assert x.dtype == accumulator[dtype]()
     return _source(x).unsafe_bitcast[Scalar[accumulator[dtype]()]]()

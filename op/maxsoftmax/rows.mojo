@@ -48,6 +48,34 @@ struct Rows(TrivialRegisterPassable):
         return self.count() * self.n == 0
 
 
+def check_row_major[
+    rank: Int, //
+](shape: IndexList[rank], strides: IndexList[rank]) raises:
+    """Refuses a tensor that does not lie in memory as its shape says.
+
+    Parameters:
+        rank: Number of dimensions.
+
+    Args:
+        shape: The tensor's shape.
+        strides: Elements from one index to the next, along each dimension.
+
+    Raises:
+        Error: If elements are elsewhere than in row-major memory.
+    """
+    var step = 1
+    comptime for i in reversed(range(rank)):
+        if shape[i] > 1 and strides[i] != step:
+            raise Error(
+                "a tensor of shape ",
+                shape,
+                " has strides ",
+                strides,
+                ": it has to be contiguous in row-major order",
+            )
+        step *= shape[i]
+
+
 comptime Source[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
 """Where a kernel reads from."""
 

@@ -15,8 +15,9 @@ from .cluster import PORTABLE_BLOCKS, has_clusters
 from .column_grid import column_grid
 from .column_tile import column_room, column_tile, column_tile_cluster
 from .columns import columns
-from .grid import grid
 from .ladder import online
+from .streamed import Exponentials, Quotients
+from .streaming import streaming, streaming_pairs
 from .stripe import VECTOR_BYTES
 from .tile import tile, tile_cluster
 
@@ -121,23 +122,19 @@ def _contiguous[
     elif vectors <= 2048:
         tile[dtype, finish, 256, 256, 8, 4](y, x, rows, queue)  # 0.97 / 0.98
     elif finish == Finish.PAIR:
-        grid[dtype, finish](y, x, rows, gpu.sm_count, queue)
+        streaming_pairs[Exponentials[dtype, True]](
+            y.unsafe_bitcast[Float32](), x, rows, queue
+        )
     else:
         comptime if has_clusters():
-            _clustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
+            _clustered[dtype, finish, slots](y, x, rows, queue)
         else:
-            _unclustered[dtype, finish, slots](y, x, rows, gpu.sm_count, queue)
+            _unclustered[dtype, finish, slots](y, x, rows, queue)
 
 
 def _clustered[
     dtype: DType, finish: Finish, slots: Int
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Long rows, on GPUs that have clusters."""
     comptime room = _room(5, 4, slots)
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
@@ -157,18 +154,12 @@ def _clustered[
             y, x, rows, PORTABLE_BLOCKS, queue
         )
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, queue)
+        _streaming[dtype, finish](y, x, rows, queue)
 
 
 def _unclustered[
     dtype: DType, finish: Finish, slots: Int
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    multiprocessors: Int,
-    queue: Queue,
-) raises:
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
     """Long rows, on other GPUs: nobody has measured these choices."""
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= _room(5, 4, slots):
@@ -176,7 +167,16 @@ def _unclustered[
     elif vectors <= _room(16, 2, slots):
         tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
     else:
-        grid[dtype, finish](y, x, rows, multiprocessors, queue)
+        _streaming[dtype, finish](y, x, rows, queue)
+
+
+def _streaming[
+    dtype: DType, finish: Finish
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue,) raises:
+    """Rows that do not fit on the chip."""
+    streaming[
+        Exponentials[dtype, False], Quotients[finish, size_of[dtype]() > 2]
+    ](y, x, x, rows, queue)
 
 
 def _room(registers: Int, resident: Int, slots: Int) -> Int:

@@ -297,6 +297,28 @@ def gradients[
         memory = share^
         counts = parts^
 
+    @inline(.always)
+    def by_column() raises {imm}:
+        queue.launch[column_gradients_kernel[dtype, up]](
+            dx,
+            x,
+            pairs,
+            targets,
+            upstream,
+            Int64(rows.outer),
+            Int64(rows.n),
+            Int64(rows.inner),
+            Int64(options.ignored),
+            Smoothing[accum](options.smoothing),
+            grid_dim=Dim(
+                min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID),
+                min(ceildiv(rows.n, ELEMENTS), MAX_GRID_Y),
+                1,
+            ),
+            block_dim=BLOCK_SIZE,
+            attributes=overlapped(),
+        )
+
     comptime if contiguous and dtype != DType.float64:
 
         @inline(.always)
@@ -322,7 +344,9 @@ def gradients[
             )
 
         # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.
-        if rows.n <= 8 * ELEMENTS * ROUNDS // 2:
+        if rows.n > MAX_GRID_Y * BLOCK_SIZE * ELEMENTS * ROUNDS:
+            by_column()
+        elif rows.n <= 8 * ELEMENTS * ROUNDS // 2:
             launch[8]()
         elif rows.n <= 32 * ELEMENTS * ROUNDS // 2:
             launch[32]()
@@ -331,25 +355,7 @@ def gradients[
         else:
             launch[BLOCK_SIZE]()
     else:
-        queue.launch[column_gradients_kernel[dtype, up]](
-            dx,
-            x,
-            pairs,
-            targets,
-            upstream,
-            Int64(rows.outer),
-            Int64(rows.n),
-            Int64(rows.inner),
-            Int64(options.ignored),
-            Smoothing[accum](options.smoothing),
-            grid_dim=Dim(
-                min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID),
-                min(ceildiv(rows.n, ELEMENTS), MAX_GRID_Y),
-                1,
-            ),
-            block_dim=BLOCK_SIZE,
-            attributes=overlapped(),
-        )
+        by_column()
     # Not before: what is freed may be somebody else's by the time it is read.
     _ = memory^
     _ = counts^
