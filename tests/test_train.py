@@ -193,7 +193,7 @@ def test_what_is_not_understood_is_said(capsys, refused, arguments, said):
 
 def test_without_scikit_learn_there_are_no_digits(capsys, refused, monkeypatch):
     monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
-    assert "task 'digits' needs scikit-learn: pip install 'maxsoftmax[digits]'" in fails(
+    assert "task 'digits' needs scikit-learn: pip install scikit-learn" in fails(
         capsys, "train", "--task", "digits"
     )
 
