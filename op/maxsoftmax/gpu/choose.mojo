@@ -9,14 +9,15 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
+from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .column_grid import column_grid
 from .column_tile import column_room, column_tile, column_tile_cluster
 from .columns import columns
 from .grid import grid
 from .ladder import online
+from .streaming_columns import streaming_columns
 from .stripe import VECTOR_BYTES
 from .tile import tile, tile_cluster
 
@@ -209,6 +210,7 @@ def _column_vectors[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Columns that can be taken by the vector. The figures are of float32."""
+    comptime width = VECTOR_BYTES // size_of[dtype]()
     comptime gpu = DeviceContext.default_device_info
     comptime shared = gpu.shared_memory_per_multiprocessor
     comptime room = column_room[dtype](8, 3, 4, has_clusters(), shared)
@@ -242,14 +244,18 @@ def _column_vectors[
                 )
             else:
                 # 0.53 (50257 positions)
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
+                streaming_columns[finish, 8, width](
+                    MemoryTarget(y), MemorySource(x), rows, gpu.sm_count, queue
+                )
         else:
             if rows.n <= room:
                 column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
             elif rows.n <= wide:
                 column_tile[dtype, finish, 8, 16, 2, True](y, x, rows, queue)
             else:
-                column_grid[dtype, finish, 8](y, x, rows, gpu.sm_count, queue)
+                streaming_columns[finish, 8, width](
+                    MemoryTarget(y), MemorySource(x), rows, gpu.sm_count, queue
+                )
 
 
 def _column_elements[
@@ -274,6 +280,10 @@ def _column_elements[
             )
     elif rows.inner < 16:
         # Neighbours are few; those of other positions are not far.
-        column_grid[dtype, finish, 8, 1](y, x, rows, gpu.sm_count, queue)
+        streaming_columns[finish, 8, 1](
+            MemoryTarget(y), MemorySource(x), rows, gpu.sm_count, queue
+        )
     else:
-        column_grid[dtype, finish, 32, 1](y, x, rows, gpu.sm_count, queue)
+        streaming_columns[finish, 32, 1](
+            MemoryTarget(y), MemorySource(x), rows, gpu.sm_count, queue
+        )

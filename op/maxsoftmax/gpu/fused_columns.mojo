@@ -8,16 +8,13 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..queue import Queue
+from ..finish import Finish
+from ..io.sink import WithSink
 from ..logits import Logits
+from ..queue import Queue
 from ..results import Results
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .column_grid import span_length
 from .column_part import COLUMN_THREADS
-from .fused_column_grid import (
-    fused_column_pairs_kernel,
-    fused_column_quotients_kernel,
-)
 from .fused_column_tile import (
     fused_column_room,
     fused_column_tile_kernel,
@@ -25,6 +22,7 @@ from .fused_column_tile import (
 )
 from .fused_twice import columns_kernel
 from .overlap import overlapped
+from .streaming_columns import streaming_columns
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID
 
@@ -128,62 +126,14 @@ def fused_columns[
 
     @inline(.always)
     def grid[lanes: Int, width: Int]() raises {imm}:
-        comptime exact = size_of[in_dtype]() > 2 or has_sink
-        var across = rows.inner // width
-        var total = rows.outer * across
-        var tiles = ceildiv(total, lanes)
-        var share = span_length[lanes](rows.n, tiles, gpu.sm_count)
-        var spans = ceildiv(rows.n, share)
-        var memory = queue.scratch[DType.float32](2 * spans * total * width)
-        var pairs = memory.pointer
-        queue.launch[
-            fused_column_pairs_kernel[
-                Fusion, in_dtype, rank, axis, causal, exact, lanes, width
-            ]
-        ](
-            pairs,
-            x,
-            Int64(total),
-            Int64(across),
-            Int64(rows.n),
-            Int64(tiles),
-            Int64(share),
-            grid_dim=tiles * spans,
-            block_dim=COLUMN_THREADS,
-            attributes=overlapped(),
-        )
-        queue.launch[
-            fused_column_quotients_kernel[
-                Fusion,
-                Sink,
-                Out,
-                in_dtype,
-                out_dtype,
-                rank,
-                axis,
-                causal,
-                epilogue,
-                has_sink,
-                exact,
-                lanes,
-                width,
-            ]
-        ](
-            y,
-            x,
-            sink,
-            pairs,
-            Int64(total),
-            Int64(across),
-            Int64(rows.n),
-            Int64(tiles),
-            Int64(share),
-            Int64(spans),
-            grid_dim=tiles * spans,
-            block_dim=COLUMN_THREADS,
-            attributes=overlapped(),
-        )
-        _ = memory^
+        comptime if has_sink:
+            streaming_columns[Finish.PROBABILITIES, lanes, width](
+                y, WithSink(x, sink), rows, gpu.sm_count, queue
+            )
+        else:
+            streaming_columns[Finish.PROBABILITIES, lanes, width](
+                y, x, rows, gpu.sm_count, queue
+            )
 
     @inline(.always)
     def in_vectors[width: Int]() raises {imm}:
