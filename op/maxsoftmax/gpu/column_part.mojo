@@ -8,7 +8,7 @@ its positions in turn. Lanes are counted through all of the tensor, so that a sm
 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
-from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
@@ -17,7 +17,6 @@ from ..exponential import logarithm
 from ..finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
-from ..rows import Source, Target
 from .cluster import Pair
 from .team import maximum
 from .tree_reduction import Shared
@@ -145,114 +144,6 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool](
             return Int(self.count)
         else:
             return max(0, self.end - self.start)
-
-
-struct ColumnPart[dtype: DType, lanes: Int, width: Int](
-    TrivialRegisterPassable
-):
-    """The vectors of one thread: every `deep`-th position of the block's share of a lane's columns.
-
-    Parameters:
-        dtype: Dtype of the tensor, of 4 bytes or 2.
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector.
-    """
-
-    comptime deep = COLUMN_THREADS // Self.lanes
-    """Threads a lane."""
-    comptime bytes = Self.width * size_of[Self.dtype]()
-    comptime Raw = SIMD[Self.dtype, Self.width]
-
-    var source: Source[Self.dtype]
-    """This thread's first vector."""
-    var target: Target[Self.dtype]
-    """Where its probabilities go."""
-    var step: Int
-    """Elements from one of its vectors to the next."""
-    var count: Int32
-    """Positions of the block; none where the lane is beyond the last."""
-    var ahead: Int32
-    """How many of them are not before this thread's first."""
-
-    @inline(.always)
-    def __init__(
-        out self,
-        y: Target[Self.dtype],
-        x: Source[Self.dtype],
-        index: UInt32,
-        vectors: UInt32,
-        across: UInt32,
-        n: Int,
-        thread: Int,
-        rank: Int,
-        share: Int,
-    ):
-        """A thread's part of vector `index` of columns.
-
-        Args:
-            y: Probabilities.
-            x: Logits.
-            index: Which vector of columns.
-            vectors: How many there are in the tensor.
-            across: How many there are in a position: inner / width.
-            n: Positions.
-            thread: This thread's index in the block.
-            rank: The block's, among those that share the positions.
-            share: Positions that each of them takes, as long as there are any; less than 2^31.
-        """
-        var outer = index // across
-        var inner = Int(across) * Self.width
-        var first = rank * share
-        var mine = thread // Self.lanes
-        var start = (Int(outer) * n + first + mine) * inner + Int(
-            index - outer * across
-        ) * Self.width
-        self.source = x.unsafe_offset(start)
-        self.target = y.unsafe_offset(start)
-        self.step = inner * Self.deep
-        self.count = Int32(
-            max(0, min(share, n - first))
-        ) if index < vectors else Int32(0)
-        self.ahead = self.count - Int32(mine)
-
-    @inline(.always)
-    def rounds(self) -> Int:
-        """Returns how many vectors every thread of the lane has; some have one more.
-        """
-        return Int(self.count) // Self.deep
-
-    @inline(.always)
-    def has(self, i: Int) -> Bool:
-        """Returns whether this thread has a vector `i`."""
-        return Int32(i * Self.deep) < self.ahead
-
-    @inline(.always)
-    def at(self, i: Int) -> Source[Self.dtype]:
-        """Returns where this thread's vector `i` of logits is."""
-        return self.source.unsafe_offset(i * self.step)
-
-    @inline(.always)
-    def load(self, i: Int) -> Self.Raw:
-        """Returns this thread's vector `i` of logits."""
-        return self.at(i).unsafe_load[width=Self.width, alignment=Self.bytes]()
-
-    @inline(.always)
-    def store(self, i: Int, values: Self.Raw):
-        """Stores this thread's vector `i` of probabilities."""
-        self.target.unsafe_offset(i * self.step).unsafe_store[
-            alignment=Self.bytes
-        ](0, values)
-
-    @inline(.always)
-    def forget(mut self):
-        """Hides from the compiler that distances are what they were: it would keep them all, in registers.
-        """
-        comptime if is_nvidia_gpu():
-            self.step = Int(
-                inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
-                    Int64(self.step)
-                )
-            )
 
 
 struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
