@@ -51,3 +51,43 @@ def test_a_hundred_reruns_beside_another_kernel_give_the_same_bits(shape, dtype)
         for _ in range(100):
             again = maxsoftmax.softmax(x, axis=1, device="gpu")
             np.testing.assert_array_equal(again.view(np.uint8), first.view(np.uint8))
+
+
+def at(rows, shift):
+    """Returns rows that begin so many elements after an address that torch's allocator returns."""
+    import torch
+
+    room = torch.empty(rows.numel() + 8, dtype=rows.dtype, device=rows.device)
+    return room[shift : shift + rows.numel()].view(rows.shape).copy_(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("what", "n"),
+    [
+        *[("cross_entropy", n) for n in (24_577, 50_257, 131_072, 151_937)],
+        *[(what, n) for what in ("softmax", "log_softmax", "gradient") for n in (2**20, 2**20 + 3)],
+    ],
+)
+def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, n, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    count = 300 if n < 2**17 else 40
+    x = torch.randn(count, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    target = torch.arange(count, device="cuda") % n
+
+    def computed(x, dy, target):
+        if what == "cross_entropy":
+            return ours.cross_entropy(x, target, reduction="none")
+        if what == "gradient":
+            return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
+        return getattr(ours, what)(x, -1)
+
+    y = computed(x, x, target)
+    for start, stop in ((0, 1), (5, 6), (3, 9), (1, 34), (7, count)):
+        for shift in range(4):
+            rows = at(x[start:stop], shift)
+            part = computed(rows, rows, target[start:stop])
+            assert torch.equal(part, y[start:stop]), (start, stop, shift)

@@ -1,6 +1,6 @@
 """Logits that are computed as they are read: what MAX fused into the input of an op, and which of it takes part."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
 from std.memory import bitcast
 from std.reflection import reflect
@@ -9,13 +9,14 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
+from .io.source import RowSource, SourceColumn
 from .online import accumulator
 from .rows import Rows, Source, check_row_major
 
 
 struct Logits[
     Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
-](DevicePassable, TrivialRegisterPassable):
+](RowSource):
     """A tensor that is nowhere in memory: a function from indices to elements.
 
     Parameters:
@@ -29,6 +30,11 @@ struct Logits[
 
     comptime accum = accumulator[Self.dtype]()
     comptime device_type: AnyType = Self
+    comptime elements = Self.dtype
+    comptime is_causal = Self.causal
+    comptime Column = LogitsColumn[
+        Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal
+    ]
 
     var fusion: Self.Fusion
     """What is loaded."""
@@ -74,6 +80,32 @@ struct Logits[
                 min(n, at[query] + 1 + n - self.shape[query] + self.beyond),
             )
         return {self.fusion, at, n}
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns every `step`-th element of a row, and of its neighbours along the last axis.
+        """
+        return {self.row(outer, inner), first, step}
+
+    @inline(.always)
+    def is_masked(self) -> Bool:
+        """Returns whether a row of nothing but -inf gives 0."""
+        return self.masked
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether no `width` elements in a row-major tensor, counted from the first, are in two rows of the last
+        axis.
+        """
+        return self.shape[Self.rank - 1] % width == 0
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -157,6 +189,40 @@ struct Row[
             )
         else:
             return values
+
+
+@fieldwise_init
+struct LogitsColumn[
+    Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
+](SourceColumn):
+    """Elements of a row of `Logits`, at equal distances.
+
+    Parameters:
+        Fusion: What is loaded.
+        dtype: Dtype of what is loaded.
+        rank: Number of dimensions.
+        axis: The axis of the row, not the last.
+        causal: Whether the row may end before the tensor does.
+    """
+
+    comptime loaded = accumulator[Self.dtype]()
+
+    var row: Row[Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal]
+    """The row."""
+    var first: Int
+    """The first element."""
+    var step: Int
+    """From one to the next."""
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
+        """Returns element `i` of `width` neighbouring rows."""
+        return self.row.load[width, width](self.first + i * self.step)
+
+    @inline(.always)
+    def length(self, n: Int) -> Int:
+        """Returns how many elements of the whole row take part."""
+        return self.row.length
 
 
 @inline(.always)

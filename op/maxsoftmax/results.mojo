@@ -1,10 +1,11 @@
 """Where probabilities go: into memory, or to what MAX fused into the output of an op."""
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
+from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import OutputFusion
 
+from .io.target import RowTarget, TargetColumn
 from .logits import piece_width, unravel
 from .rows import Target
 
@@ -12,7 +13,7 @@ from .rows import Target
 @fieldwise_init
 struct Results[
     Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
-](DevicePassable, TrivialRegisterPassable):
+](RowTarget):
     """A tensor to be written, of which nothing can be read.
 
     Parameters:
@@ -24,6 +25,9 @@ struct Results[
     """
 
     comptime device_type: AnyType = Self
+    comptime Column = ResultsColumn[
+        Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused
+    ]
 
     var fusion: Self.Fusion
     """What is handed the elements, where fused."""
@@ -51,6 +55,32 @@ struct Results[
                 outer * self.shape[Self.axis] * step + inner
             )
         return {self.fusion, memory, at, step}
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns the places of every `step`-th element of a row, and of its neighbours along the last axis.
+        """
+        return {self.row(outer, inner), first, step}
+
+    @inline(.always)
+    def pairs(self) -> Target[DType.float32]:
+        """Returns where the pair of row 0 goes: to memory, as nothing takes pairs.
+        """
+        return self.memory.unsafe_bitcast[Float32]()
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether `width` neighbours can be written at a time, as always: the memory is aligned.
+        """
+        return True
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -124,3 +154,36 @@ struct ResultRow[
             self.memory.unsafe_store[
                 alignment=alignment * size_of[Self.dtype]()
             ](i * self.step, values)
+
+
+@fieldwise_init
+struct ResultsColumn[
+    Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
+](TargetColumn):
+    """Places of elements of a row of `Results`, at equal distances.
+
+    Parameters:
+        Fusion: What is handed the elements, where fused.
+        dtype: Dtype of the elements.
+        rank: Number of dimensions.
+        axis: The axis of the row, not the last.
+        fused: Whether they are handed to it; otherwise they go to memory.
+    """
+
+    comptime stored = Self.dtype
+
+    var row: ResultRow[
+        Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused
+    ]
+    """The row."""
+    var first: Int
+    """The first element."""
+    var step: Int
+    """From one to the next."""
+
+    @inline(.always)
+    def store[
+        width: SIMDLength, //
+    ](self, i: Int, values: SIMD[Self.stored, width]):
+        """Writes element `i` of `width` neighbouring rows."""
+        self.row.store[alignment=Int(width)](self.first + i * self.step, values)

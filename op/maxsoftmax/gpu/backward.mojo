@@ -7,13 +7,14 @@ from max.gpu.host import DeviceContext
 from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .backward_columns import backward_columns
-from .backward_grid import backward_grid
 from .backward_tile import (
     backward_room,
     backward_tile,
     backward_tile_cluster,
 )
 from .cluster import PORTABLE_BLOCKS, has_clusters
+from .streamed import Gradients, Products
+from .streaming import streaming
 from .stripe import VECTOR_BYTES
 
 
@@ -155,4 +156,6 @@ def _contiguous[
                     dx, y, dy, rows, PORTABLE_BLOCKS, queue
                 )
                 return
-        backward_grid[dtype, log](dx, y, dy, rows, queue)
+        streaming[Products[dtype, log], Gradients[log, wide]](
+            dx, y, dy, rows, queue
+        )

@@ -1,4 +1,4 @@
-"""Which kernel takes which shape: the one table of `auto` on a GPU.
+"""Which kernel takes which shape: the table of `auto` on a GPU, but for rows along an axis that is not the last.
 
 Rows are measured in vectors of 16 bytes. The figures are shares of a device copy's rate on an H200, float32 / bfloat16,
 at the longest row of each line that was measured, and some 500 / 250 MB of it; a line's neighbours do worse there.
@@ -9,14 +9,15 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..finish import Finish
+from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .column_grid import column_grid
-from .column_tile import column_room, column_tile, column_tile_cluster
 from .columns import columns
-from .grid import grid
 from .ladder import online
+from .streamed import Exponentials, Quotients
+from .streaming import streaming, streaming_pairs
+from .strided import strided
 from .stripe import VECTOR_BYTES
 from .tile import tile, tile_cluster
 
@@ -51,7 +52,8 @@ def auto[
         else:
             columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
     elif not contiguous:
-        _strided[dtype, finish](y, x, rows, queue)
+        if not strided[finish](MemoryTarget(y), MemorySource(x), rows, queue):
+            columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
     else:
         _contiguous[dtype, finish](y, x, rows, queue)
 
@@ -121,7 +123,9 @@ def _contiguous[
     elif vectors <= 2048:
         tile[dtype, finish, 256, 256, 8, 4](y, x, rows, queue)  # 0.97 / 0.98
     elif finish == Finish.PAIR:
-        grid[dtype, finish](y, x, rows, queue)
+        streaming_pairs[Exponentials[dtype, True]](
+            y.unsafe_bitcast[Float32](), x, rows, queue
+        )
     else:
         comptime if has_clusters():
             _clustered[dtype, finish, slots](y, x, rows, queue)
@@ -151,7 +155,7 @@ def _clustered[
             y, x, rows, PORTABLE_BLOCKS, queue
         )
     else:
-        grid[dtype, finish](y, x, rows, queue)
+        _streaming[dtype, finish](y, x, rows, queue)
 
 
 def _unclustered[
@@ -164,7 +168,16 @@ def _unclustered[
     elif vectors <= _room(16, 2, slots):
         tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
     else:
-        grid[dtype, finish](y, x, rows, queue)
+        _streaming[dtype, finish](y, x, rows, queue)
+
+
+def _streaming[
+    dtype: DType, finish: Finish
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Rows that do not fit on the chip."""
+    streaming[
+        Exponentials[dtype, False], Quotients[finish, size_of[dtype]() > 2]
+    ](y, x, x, rows, queue)
 
 
 def _room(registers: Int, resident: Int, slots: Int) -> Int:
@@ -172,95 +185,3 @@ def _room(registers: Int, resident: Int, slots: Int) -> Int:
     """
     # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
     return (registers + slots // (256 * resident) + 1) * 256 - 16
-
-
-def _strided[
-    dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Rows along an axis that is not the last."""
-    comptime width = VECTOR_BYTES // size_of[dtype]()
-    comptime most = (1 << 31) - 1
-    if rows.n > most // 2 or rows.count() > most:
-        # The others count in 32 bits.
-        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
-    elif (
-        rows.inner % width == 0
-        and Int(x) % VECTOR_BYTES == 0
-        and Int(y) % VECTOR_BYTES == 0
-    ):
-        _column_vectors[dtype, finish](y, x, rows, queue)
-    else:
-        _column_elements[dtype, finish](y, x, rows, queue)
-
-
-def _column_vectors[
-    dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Columns that can be taken by the vector. The figures are of float32."""
-    comptime gpu = DeviceContext.default_device_info
-    comptime shared = gpu.shared_memory_per_multiprocessor
-    comptime room = column_room[dtype](8, 3, 4, has_clusters(), shared)
-    comptime wide = column_room[dtype](8, 16, 2, has_clusters(), shared)
-    comptime tall = column_room[dtype](4, 16, 2, has_clusters(), shared)
-    if rows.n <= 4:
-        column_tile[dtype, finish, 256, 4, 4](y, x, rows, queue)
-    elif rows.n <= 16:
-        column_tile[dtype, finish, 64, 4, 4](y, x, rows, queue)
-    elif rows.n <= 64:
-        column_tile[dtype, finish, 16, 4, 4](y, x, rows, queue)
-    elif rows.n <= 128:
-        column_tile[dtype, finish, 8, 4, 4](y, x, rows, queue)  # 0.94
-    else:
-        comptime if has_clusters():
-            if rows.n <= room:
-                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
-            elif rows.n <= PORTABLE_BLOCKS * room:
-                var blocks = ceildiv(rows.n, room)
-                # 0.93 / 0.82 (1000 and 4000 positions)
-                column_tile_cluster[dtype, finish, 8, 3, 4](
-                    y, x, rows, blocks, queue
-                )
-            elif rows.n <= PORTABLE_BLOCKS * wide:
-                column_tile_cluster[dtype, finish, 8, 16, 2](
-                    y, x, rows, PORTABLE_BLOCKS, queue
-                )
-            elif rows.n <= PORTABLE_BLOCKS * tall:
-                column_tile_cluster[dtype, finish, 4, 16, 2](
-                    y, x, rows, PORTABLE_BLOCKS, queue
-                )
-            else:
-                # 0.53 (50257 positions)
-                column_grid[dtype, finish, 8](y, x, rows, queue)
-        else:
-            if rows.n <= room:
-                column_tile[dtype, finish, 8, 3, 4, True](y, x, rows, queue)
-            elif rows.n <= wide:
-                column_tile[dtype, finish, 8, 16, 2, True](y, x, rows, queue)
-            else:
-                column_grid[dtype, finish, 8](y, x, rows, queue)
-
-
-def _column_elements[
-    dtype: DType, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Columns that have to be taken one by one."""
-    if rows.n <= 8:
-        column_tile[dtype, finish, 256, 8, 6, width=1](
-            y, x, rows, queue
-        )  # 0.98
-    elif rows.n <= 64:
-        column_tile[dtype, finish, 64, 16, 4, width=1](
-            y, x, rows, queue
-        )  # 0.63
-    elif rows.n <= 128:
-        column_tile[dtype, finish, 32, 16, 4, width=1](y, x, rows, queue)
-    elif has_clusters() and rows.n <= 128 * PORTABLE_BLOCKS:
-        comptime if has_clusters():
-            column_tile_cluster[dtype, finish, 32, 16, 4, False, 1](
-                y, x, rows, ceildiv(rows.n, 128), queue
-            )
-    elif rows.inner < 16:
-        # Neighbours are few; those of other positions are not far.
-        column_grid[dtype, finish, 8, 1](y, x, rows, queue)
-    else:
-        column_grid[dtype, finish, 32, 1](y, x, rows, queue)

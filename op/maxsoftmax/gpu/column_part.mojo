@@ -6,12 +6,18 @@ wide, so that every position is read in pieces as long as that, and as deep as i
 its positions in turn. Lanes are counted through all of the tensor, so that a small `inner` leaves none idle.
 """
 
+from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
-from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from std.sys import size_of
+from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
-from ..rows import Source, Target
+from ..exponential import logarithm
+from ..finish import Finish
+from ..io.source import RowSource
+from ..io.target import RowTarget
+from .cluster import Pair
 from .team import maximum
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
@@ -20,38 +26,41 @@ comptime COLUMN_THREADS = 256
 """Threads a block."""
 
 
-struct ColumnPart[dtype: DType, lanes: Int, width: Int](
+struct StridedPart[lanes: Int, width: Int, counted: Bool](
     TrivialRegisterPassable
 ):
     """The vectors of one thread: every `deep`-th position of the block's share of a lane's columns.
 
     Parameters:
-        dtype: Dtype of the tensor, of 4 bytes or 2.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
     """
 
     comptime deep = COLUMN_THREADS // Self.lanes
     """Threads a lane."""
-    comptime bytes = Self.width * size_of[Self.dtype]()
-    comptime Raw = SIMD[Self.dtype, Self.width]
 
-    var source: Source[Self.dtype]
-    """This thread's first vector."""
-    var target: Target[Self.dtype]
-    """Where its probabilities go."""
-    var step: Int
-    """Elements from one of its vectors to the next."""
+    var outer: Int
+    """Place of the first column before the axis."""
+    var inner: Int
+    """Place of the first column after it."""
+    var n: Int
+    """Positions of the tensor."""
+    var stride: Int
+    """Elements from one position to the next."""
+    var start: Int
+    """The block's first position."""
+    var first: Int
+    """This thread's."""
+    var end: Int
+    """The one after its last; no more than `start` where the lane is beyond the last."""
     var count: Int32
-    """Positions of the block; none where the lane is beyond the last."""
+    """Positions of the block."""
     var ahead: Int32
     """How many of them are not before this thread's first."""
 
     @inline(.always)
     def __init__(
         out self,
-        y: Target[Self.dtype],
-        x: Source[Self.dtype],
         index: UInt32,
         vectors: UInt32,
         across: UInt32,
@@ -63,8 +72,6 @@ struct ColumnPart[dtype: DType, lanes: Int, width: Int](
         """A thread's part of vector `index` of columns.
 
         Args:
-            y: Probabilities.
-            x: Logits.
             index: Which vector of columns.
             vectors: How many there are in the tensor.
             across: How many there are in a position: inner / width.
@@ -74,58 +81,69 @@ struct ColumnPart[dtype: DType, lanes: Int, width: Int](
             share: Positions that each of them takes, as long as there are any; less than 2^31.
         """
         var outer = index // across
-        var inner = Int(across) * Self.width
-        var first = rank * share
         var mine = thread // Self.lanes
-        var start = (Int(outer) * n + first + mine) * inner + Int(
-            index - outer * across
-        ) * Self.width
-        self.source = x.unsafe_offset(start)
-        self.target = y.unsafe_offset(start)
-        self.step = inner * Self.deep
+        self.outer = Int(outer)
+        self.inner = Int(index - outer * across) * Self.width
+        self.n = n
+        self.stride = Int(across) * Self.width
+        self.start = rank * share
+        self.first = self.start + mine
+        self.end = min(n, self.start + share) if index < vectors else 0
         self.count = Int32(
-            max(0, min(share, n - first))
+            max(0, min(share, n - self.start))
         ) if index < vectors else Int32(0)
         self.ahead = self.count - Int32(mine)
 
     @inline(.always)
-    def rounds(self) -> Int:
-        """Returns how many vectors every thread of the lane has; some have one more.
+    def source[S: RowSource, //](self, x: S) -> S.Column:
+        """Returns this thread's vectors of logits."""
+        return x.column(
+            self.outer, self.inner, self.first, Self.deep, self.n, self.stride
+        )
+
+    @inline(.always)
+    def target[T: RowTarget, //](self, y: T) -> T.Column:
+        """Returns where this thread's vectors of results go."""
+        return y.column(
+            self.outer, self.inner, self.first, Self.deep, self.n, self.stride
+        )
+
+    @inline(.always)
+    def before(self, length: Int) -> Self:
+        """Returns the part of it that is before position `length`."""
+        var part = self
+        part.end = min(self.end, length)
+        part.count = min(self.count, Int32(max(0, length - self.start)))
+        part.ahead = self.ahead + (part.count - self.count)
+        return part
+
+    @inline(.always)
+    def full_rounds(self) -> Int:
+        """Returns how many vectors every thread of the lane has; some may have one more.
         """
-        return Int(self.count) // Self.deep
+        return self._length() // Self.deep
+
+    @inline(.always)
+    def rounds(self) -> Int:
+        """Returns how many vectors the lane's first thread has: the others have as many or one less.
+        """
+        return ceildiv(self._length(), Self.deep)
 
     @inline(.always)
     def has(self, i: Int) -> Bool:
         """Returns whether this thread has a vector `i`."""
-        return Int32(i * Self.deep) < self.ahead
+        comptime if Self.counted:
+            return Int32(i * Self.deep) < self.ahead
+        else:
+            return self.first + i * Self.deep < self.end
 
     @inline(.always)
-    def at(self, i: Int) -> Source[Self.dtype]:
-        """Returns where this thread's vector `i` of logits is."""
-        return self.source.unsafe_offset(i * self.step)
-
-    @inline(.always)
-    def load(self, i: Int) -> Self.Raw:
-        """Returns this thread's vector `i` of logits."""
-        return self.at(i).unsafe_load[width=Self.width, alignment=Self.bytes]()
-
-    @inline(.always)
-    def store(self, i: Int, values: Self.Raw):
-        """Stores this thread's vector `i` of probabilities."""
-        self.target.unsafe_offset(i * self.step).unsafe_store[
-            alignment=Self.bytes
-        ](0, values)
-
-    @inline(.always)
-    def forget(mut self):
-        """Hides from the compiler that distances are what they were: it would keep them all, in registers.
-        """
-        comptime if is_nvidia_gpu():
-            self.step = Int(
-                inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
-                    Int64(self.step)
-                )
-            )
+    def _length(self) -> Int:
+        """Returns how many positions the block has."""
+        comptime if Self.counted:
+            return Int(self.count)
+        else:
+            return max(0, self.end - self.start)
 
 
 struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
@@ -285,3 +303,44 @@ def combine_columns[
         return maximum(a, b)
     else:
         return a + b
+
+
+def is_exact[S: RowSource]() -> Bool:
+    """Returns whether exponentials are of the accuracy of float32, for use at compile time: where results are not of 16
+    bits, or sinks may be.
+
+    Parameters:
+        S: Where logits come from.
+    """
+    return size_of[S.elements]() > 2 or S.has_sink
+
+
+@inline(.always)
+def end[
+    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
+](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
+    """Returns what exponentials are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
+    logits less their maxima for logarithms, ln d.
+
+    Parameters:
+        width: How many columns.
+        finish: Which of them.
+        exact: Of the scale that d is in.
+        lowered: Whether the exponentials are in the lowered unit.
+
+    Args:
+        pair: The pairs of whole columns. Where one is masked and there is nothing but -inf, its maximum becomes 0.
+        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
+    """
+    comptime Vector = SIMD[DType.float32, width]
+    var factor: Vector
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[exact]())
+    else:
+        factor = pair.reciprocal[lowered]()
+    if masked:
+        # All exponentials are as good as 0, and nothing is left of them.
+        var nothing = pair.m.eq(neg_inf[DType.float32]())
+        factor = nothing.select(Vector(0), factor)
+        pair.m = nothing.select(Vector(0), pair.m)
+    return factor

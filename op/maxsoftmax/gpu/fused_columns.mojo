@@ -1,31 +1,17 @@
-"""Which kernel takes which columns, where logits are computed as they are read: the table of `fused` along an axis that is not
-the last.
-"""
+"""Rows along an axis that is not the last, where logits are computed as they are read."""
 
 from std.bit import next_power_of_two
 from std.math import ceildiv
-from std.sys import size_of
-from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..queue import Queue
+from ..finish import Finish
+from ..io.sink import WithSink
 from ..logits import Logits
+from ..queue import Queue
 from ..results import Results
-from .cluster import PORTABLE_BLOCKS, has_clusters
-from .column_grid import span_length
-from .column_part import COLUMN_THREADS
-from .fused_column_grid import (
-    fused_column_pairs_kernel,
-    fused_column_quotients_kernel,
-)
-from .fused_column_tile import (
-    fused_column_room,
-    fused_column_tile_kernel,
-    fused_slot_bytes,
-)
 from .fused_twice import columns_kernel
 from .overlap import overlapped
-from .stripe import VECTOR_BYTES
+from .strided import strided
 from .tree_reduction import MAX_GRID
 
 comptime BLOCK_SIZE = 512
@@ -70,173 +56,16 @@ def fused_columns[
         sink: The additional logits, one a row.
         queue: Where kernels are launched.
     """
-    comptime gpu = DeviceContext.default_device_info
-    comptime most = (1 << 31) - 1
     var rows = x.rows()
-
-    @inline(.always)
-    def tile[
-        lanes: Int,
-        vectors: Int,
-        slotted: Bool,
-        clustered: Bool,
-        width: Int,
-    ](blocks: Int = 1) raises {imm}:
-        comptime deep = COLUMN_THREADS // lanes
-        var across = rows.inner // width
-        var total = rows.outer * across
-        var share = ceildiv(rows.n, blocks)
-        var bytes = 0
-        comptime if slotted:
-            bytes = max(0, ceildiv(share, deep) - vectors) * fused_slot_bytes[
-                in_dtype
-            ](width)
-        comptime kernel = fused_column_tile_kernel[
-            Fusion,
-            Sink,
-            Out,
-            in_dtype,
-            out_dtype,
-            rank,
-            axis,
-            causal,
-            epilogue,
-            has_sink,
-            lanes,
-            vectors,
-            slotted,
-            clustered,
-            width,
-        ]
-        var together: Optional[Dim] = None
-        comptime if clustered:
-            together = Dim(blocks, 1, 1)
-        queue.launch[kernel](
-            y,
-            x,
-            sink,
-            Int64(total),
-            Int64(across),
-            Int64(rows.n),
-            Int64(share),
-            grid_dim=ceildiv(total, lanes) * blocks,
-            block_dim=COLUMN_THREADS,
-            shared_mem_bytes=bytes,
-            cluster_dim=together,
-            attributes=overlapped(),
-        )
-
-    @inline(.always)
-    def grid[lanes: Int, width: Int]() raises {imm}:
-        comptime exact = size_of[in_dtype]() > 2 or has_sink
-        var across = rows.inner // width
-        var total = rows.outer * across
-        var tiles = ceildiv(total, lanes)
-        var share = span_length[lanes](rows.n, tiles, queue.sm_count())
-        var spans = ceildiv(rows.n, share)
-        var memory = queue.scratch[DType.float32](2 * spans * total * width)
-        var pairs = memory.pointer
-        queue.launch[
-            fused_column_pairs_kernel[
-                Fusion, in_dtype, rank, axis, causal, exact, lanes, width
-            ]
-        ](
-            pairs,
-            x,
-            Int64(total),
-            Int64(across),
-            Int64(rows.n),
-            Int64(tiles),
-            Int64(share),
-            grid_dim=tiles * spans,
-            block_dim=COLUMN_THREADS,
-            attributes=overlapped(),
-        )
-        queue.launch[
-            fused_column_quotients_kernel[
-                Fusion,
-                Sink,
-                Out,
-                in_dtype,
-                out_dtype,
-                rank,
-                axis,
-                causal,
-                epilogue,
-                has_sink,
-                exact,
-                lanes,
-                width,
-            ]
-        ](
-            y,
-            x,
-            sink,
-            pairs,
-            Int64(total),
-            Int64(across),
-            Int64(rows.n),
-            Int64(tiles),
-            Int64(share),
-            Int64(spans),
-            grid_dim=tiles * spans,
-            block_dim=COLUMN_THREADS,
-            attributes=overlapped(),
-        )
-        _ = memory^
-
-    @inline(.always)
-    def in_vectors[width: Int]() raises {imm}:
-        """Columns by the vector, in pieces of 128 bytes."""
-        comptime lanes = 128 // (width * size_of[out_dtype]())
-        comptime room = fused_column_room[in_dtype](
-            lanes,
-            4,
-            width,
-            has_clusters(),
-            gpu.shared_memory_per_multiprocessor,
-        )
-        if rows.n <= 4:
-            tile[256, 4, False, False, width]()
-        elif rows.n <= 16:
-            tile[64, 4, False, False, width]()
-        elif rows.n <= 64:
-            tile[16, 4, False, False, width]()
-        elif rows.n <= 128:
-            tile[8, 4, False, False, width]()
-        elif rows.n <= room:
-            tile[lanes, 4, True, False, width]()
-        else:
-            comptime if has_clusters():
-                if rows.n <= PORTABLE_BLOCKS * room:
-                    tile[lanes, 4, True, True, width](ceildiv(rows.n, room))
-                    return
-            grid[lanes, width]()
-
-    @inline(.always)
-    def in_elements() raises {imm}:
-        """Columns one by one."""
-        if rows.n <= 8:
-            tile[256, 8, False, False, 1]()
-        elif rows.n <= 64:
-            tile[64, 16, False, False, 1]()
-        elif rows.n <= 128:
-            tile[32, 16, False, False, 1]()
-        else:
-            comptime if has_clusters():
-                if rows.n <= 128 * PORTABLE_BLOCKS:
-                    tile[32, 16, False, True, 1](ceildiv(rows.n, 128))
-                    return
-            grid[32, 1]()
-
     comptime if in_dtype != DType.float64:
-        comptime width = VECTOR_BYTES // size_of[out_dtype]()
-        # The others count in 32 bits.
-        if rows.n <= most // 2 and rows.count() <= most:
-            if x.shape[rank - 1] % width == 0:
-                in_vectors[width]()
-            else:
-                in_elements()
+        var taken: Bool
+        comptime if has_sink:
+            taken = strided[Finish.PROBABILITIES](
+                y, WithSink(x, sink), rows, queue
+            )
+        else:
+            taken = strided[Finish.PROBABILITIES](y, x, rows, queue)
+        if taken:
             return
     var columns = min(32, next_power_of_two(rows.inner))
     queue.launch[

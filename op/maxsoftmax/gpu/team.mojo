@@ -1,7 +1,9 @@
 """Threads that share a row, and what they tell each other: lanes of a warp, warps of a block, blocks of a cluster."""
 
-from std.sys import llvm_intrinsic
+from std.memory import bitcast
+from std.sys import inlined_assembly, llvm_intrinsic
 from max.gpu import WARP_SIZE
+from max.gpu.host import DeviceContext
 from max.gpu.sync import barrier
 
 from .warp_reduction import lanes_reduce
@@ -31,6 +33,36 @@ def largest_lane[
         return largest_lane(
             maximum(values.slice[half](), values.slice[half, offset=half]())
         )
+
+
+@inline(.always)
+def largest_of_lanes[lanes: Int](value: Float32) -> Float32:
+    """Returns the largest value of so many neighbouring lanes, NaN if any is, to each of them.
+
+    Parameters:
+        lanes: How many: all of a warp of 32, or fewer of another.
+
+    Args:
+        value: This lane's, of which a NaN is `maximum`'s.
+    """
+    comptime gpu = DeviceContext.default_device_info
+    comptime if gpu.api == "cuda" and gpu.compute >= 8.0 and lanes == 32:
+        # Integers, of which there is a reduction in one instruction, in the order of the numbers.
+        var ordered = inlined_assembly[
+            "redux.sync.max.s32 $0, $1, 0xffffffff;",
+            Int32,
+            constraints="=r,r",
+        ](_ordered(bitcast[DType.int32](value)))
+        return bitcast[DType.float32](_ordered(ordered))
+    else:
+        return lanes_reduce[greater, lanes](value)
+
+
+@inline(.always)
+def _ordered(bits: Int32) -> Int32:
+    """Returns integers that are in the order of the floats of these bits, or the bits of such an integer.
+    """
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @inline(.always)

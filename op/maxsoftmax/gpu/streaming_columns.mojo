@@ -3,7 +3,8 @@ element, in two launches.
 
 It is `grid` turned: each block takes a span of the positions of a few vectors of columns. The first launch leaves their
 pairs in device memory; the second merges those of its columns, and writes. It goes through everything backwards, so
-that what was read last, and is still in the last cache, is read first.
+that what was read last, and is still in the last cache, is read first. Logits that are computed as they are read are
+computed twice.
 """
 
 from std.math import ceildiv
@@ -17,19 +18,16 @@ from max.gpu import (
     thread_idx,
 )
 
-from ..exponential import Scale, logarithm
+from ..exponential import Scale
 from ..finish import Finish
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from ..online import Sum
 from ..queue import Queue
-from ..rows import Rows, Source, Target
+from ..rows import Rows
 from .cluster import Pair
-from .column_part import (
-    COLUMN_THREADS,
-    ColumnPart,
-    Scratch,
-)
+from .column_part import COLUMN_THREADS, StridedPart, Scratch, end, is_exact
 from .overlap import follow, overlapped
-from .stripe import VECTOR_BYTES
 from .team import maximum
 from .tile import add, write_pair
 
@@ -173,13 +171,15 @@ def merge_spans[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(READING if size_of[dtype]() > 2 else 2),
+    `nvvm.minctasm`=SIMDLength(
+        _resident[S](READING, 2) if S.in_memory else _computing(width)
+    ),
 )
-def column_pairs_kernel[
-    dtype: DType, lanes: Int, width: Int
+def streaming_pairs_kernel[
+    S: RowSource, lanes: Int, width: Int
 ](
     pairs: Floats,
-    x: Source[dtype],
+    x: S,
     total: Int64,
     across: Int64,
     n: Int64,
@@ -189,29 +189,26 @@ def column_pairs_kernel[
     """First launch: the pairs of each block's span of its columns.
 
     Parameters:
-        dtype: Dtype of the logits, of 4 bytes or 2.
+        S: Where logits come from, of 4 bytes or 2.
         lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector: as many as have 16 bytes, or 1.
+        width: Columns a vector.
 
     Args:
         pairs: Where the pairs go.
-        x: Logits.
+        x: Logits; their sink is not looked at.
         total: Vectors of columns, less than 2^31.
         across: Those of a position.
         n: Positions.
         tiles: Blocks that a span is shared by.
         share: Positions a span.
     """
-    comptime P = ColumnPart[dtype, lanes, width]
-    comptime exact = size_of[dtype]() > 2
+    comptime Raw = SIMD[S.Column.loaded, width]
     var thread = Int(thread_idx.x)
     var span = UInt32(block_idx.x) // UInt32(tiles)
     var index = (UInt32(block_idx.x) - span * UInt32(tiles)) * UInt32(
         lanes
     ) + UInt32(thread % lanes)
-    var part = P(
-        x.unsafe_mut_cast[True](),
-        x,
+    var part = StridedPart[lanes, width, S.in_memory](
         index,
         UInt32(total),
         UInt32(across),
@@ -220,26 +217,33 @@ def column_pairs_kernel[
         Int(span),
         Int(share),
     )
+    var source = part.source(x)
+    comptime if S.is_causal:
+        part = part.before(source.length(Int(n)))
     follow()
-    var running = Running[exact, width]()
-    for i in range(0, part.rounds() + 1, UNROLL):
-        var raw = Array[P.Raw, UNROLL](fill=P.Raw(neg_inf[dtype]()))
+    var running = Running[is_exact[S](), width]()
+    var i = 0
+    while part.has(i):
+        var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
         comptime for j in range(UNROLL):
             if part.has(i + j):
-                raw[j] = part.load(i + j)
+                raw[j] = source.load[width](i + j)
         running.add(raw)
+        i += UNROLL
     running.leave[lanes](pairs, span, index, UInt32(total))
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(WRITING if size_of[dtype]() > 2 else READING),
+    `nvvm.minctasm`=SIMDLength(
+        _resident[S](WRITING, READING) if S.in_memory else _computing(width)
+    ),
 )
-def column_quotients_kernel[
-    dtype: DType, finish: Finish, lanes: Int, width: Int
+def streaming_results_kernel[
+    S: RowSource, T: RowTarget, finish: Finish, lanes: Int, width: Int
 ](
-    y: Target[dtype],
-    x: Source[dtype],
+    y: T,
+    x: S,
     pairs: Floats,
     total: Int64,
     across: Int64,
@@ -251,13 +255,14 @@ def column_quotients_kernel[
     """Second launch: each block merges the pairs of its columns, and writes its span of them.
 
     Parameters:
-        dtype: Dtype of both tensors, of 4 bytes or 2.
+        S: Where logits come from, of 4 bytes or 2.
+        T: Where results go.
         finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector: as many as have 16 bytes, or 1.
+        width: Columns a vector.
 
     Args:
-        y: Probabilities.
+        y: Results.
         x: Logits.
         pairs: What the first launch left.
         total: Vectors of columns, less than 2^31.
@@ -267,8 +272,8 @@ def column_quotients_kernel[
         share: Positions a span.
         spans: How many there are.
     """
-    comptime P = ColumnPart[dtype, lanes, width]
-    comptime exact = size_of[dtype]() > 2
+    comptime exact = is_exact[S]()
+    comptime Raw = SIMD[S.Column.loaded, width]
     comptime Vector = SIMD[DType.float32, width]
     var thread = Int(thread_idx.x)
     # The last block's work is done first.
@@ -277,22 +282,7 @@ def column_quotients_kernel[
     var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
         thread % lanes
     )
-    follow()
-    var pair = merge_spans[exact, lanes, width](
-        pairs, index, UInt32(total), Int(spans)
-    )
-    comptime if finish == Finish.PAIR:
-        if span == 0 and thread < lanes and index < UInt32(total):
-            write_pair[exact](y, Int(index) * width, pair)
-        return
-    var factor = pair.reciprocal()
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
-    var scale = Scale[exact, width](pair.m)
-
-    var part = P(
-        y,
-        x,
+    var part = StridedPart[lanes, width, S.in_memory](
         index,
         UInt32(total),
         UInt32(across),
@@ -301,11 +291,32 @@ def column_quotients_kernel[
         Int(span),
         Int(share),
     )
-    for group in range(part.rounds() // UNROLL, -1, -1):
-        var raw = Array[P.Raw, UNROLL](fill=P.Raw(0))
+    var source = part.source(x)
+    follow()
+    var pair = merge_spans[exact, lanes, width](
+        pairs, index, UInt32(total), Int(spans)
+    )
+    comptime if not S.in_memory:
+        if index >= UInt32(total):
+            return
+    comptime if S.has_sink:
+        pair = pair.joined[exact](x.sink[width](part.outer, part.inner))
+    comptime if finish == Finish.PAIR:
+        if span == 0 and thread < lanes and index < UInt32(total):
+            write_pair[exact](y.pairs(), Int(index) * width, pair)
+        return
+    var scale = Scale[exact, width](pair.m)
+    var factor = end[finish, exact](pair, x.is_masked())
+
+    var target = part.target(y)
+    var read = part
+    comptime if S.is_causal:
+        read = part.before(source.length(Int(n)))
+    for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
+        var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
         comptime for j in range(UNROLL):
-            if part.has(group * UNROLL + j):
-                raw[j] = part.load(group * UNROLL + j)
+            if read.has(group * UNROLL + j):
+                raw[j] = source.load[width](group * UNROLL + j)
         comptime for j in range(UNROLL):
             if part.has(group * UNROLL + j):
                 var logits = raw[j].cast[DType.float32]()
@@ -314,7 +325,19 @@ def column_quotients_kernel[
                     result = (logits - pair.m) - factor
                 else:
                     result = scale.exp(logits) * factor
-                part.store(group * UNROLL + j, result.cast[dtype]())
+                target.store(group * UNROLL + j, result.cast[T.Column.stored]())
+
+
+def _resident[S: RowSource](wide: Int, narrow: Int) -> Int:
+    """Returns how many blocks a multiprocessor is to hold, of logits in memory.
+    """
+    return wide if size_of[S.elements]() > 2 else narrow
+
+
+def _computing(width: Int) -> Int:
+    """Returns how many blocks a multiprocessor is to hold, of logits that are computed as they are read.
+    """
+    return READING if width <= 4 else 2
 
 
 def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
@@ -334,24 +357,22 @@ def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
     return ceildiv(n, min(spans, ceildiv(n, COLUMN_THREADS // lanes * UNROLL)))
 
 
-def column_grid[
-    dtype: DType,
-    finish: Finish,
-    lanes: Int,
-    width: Int = VECTOR_BYTES // size_of[dtype](),
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+def streaming_columns[
+    S: RowSource, T: RowTarget, //, finish: Finish, lanes: Int, width: Int
+](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches the two kernels.
 
     Parameters:
-        dtype: Dtype of both tensors, of 4 bytes or 2.
+        S: Where logits come from, of 4 bytes or 2.
+        T: Where results go.
         finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector: as many as have 16 bytes, or 1.
+        width: Columns a vector: a power of two.
 
     Args:
-        y: Probabilities, not in the memory of `x`.
+        y: Results, not in the memory of `x`.
         x: Logits.
-        rows: Rows along any axis; if `width` is not 1, all vectors are aligned, and `rows.inner` is a multiple of it.
+        rows: Rows along any axis; `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple of it.
         queue: Where kernels are launched.
     """
     var across = rows.inner // width
@@ -361,7 +382,7 @@ def column_grid[
     var spans = ceildiv(rows.n, share)
     var memory = queue.scratch[DType.float32](2 * spans * total * width)
     var pairs = memory.pointer
-    queue.launch[column_pairs_kernel[dtype, lanes, width]](
+    queue.launch[streaming_pairs_kernel[S, lanes, width]](
         pairs,
         x,
         Int64(total),
@@ -373,7 +394,7 @@ def column_grid[
         block_dim=COLUMN_THREADS,
         attributes=overlapped(),
     )
-    queue.launch[column_quotients_kernel[dtype, finish, lanes, width]](
+    queue.launch[streaming_results_kernel[S, T, finish, lanes, width]](
         y,
         x,
         pairs,

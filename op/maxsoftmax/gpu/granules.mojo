@@ -1,0 +1,159 @@
+"""A row as it lies in memory: granules of 16 bytes, of which the first may begin before the row, and the last end after it.
+
+What is added to what must not depend on the address of a row. Lane v of the granules that a thread takes, every `team`-th of
+them, has elements of one chain, as the elements are called whose indices differ by multiples of the `team` granules' length. If the row
+begins `shift` elements after a multiple of 16 bytes, the first `shift` lanes of the team's first thread are behind: there the
+thread takes the elements of its next granule instead. Then all lanes have the same elements of their chains at the
+same time, and which chains these are is only turned by `shift`, which `turned` undoes.
+"""
+
+from std.memory import bitcast
+from std.sys import size_of
+from max.gpu.primitives import warp
+
+from ..rows import Source
+from .stripe import VECTOR_BYTES
+
+comptime Granule[dtype: DType] = SIMD[dtype, VECTOR_BYTES // size_of[dtype]()]
+"""16 bytes of a row."""
+
+comptime WORDS = VECTOR_BYTES // 4
+"""Words of a granule."""
+
+comptime Words = SIMD[DType.uint32, WORDS]
+"""Their bits."""
+
+
+struct Granules[dtype: DType](TrivialRegisterPassable):
+    """The granules of a row.
+
+    Parameters:
+        dtype: Dtype of the row, of 4 bytes or 2.
+    """
+
+    comptime width = VECTOR_BYTES // size_of[Self.dtype]()
+
+    var first: Source[Self.dtype]
+    """Where the first one begins."""
+    var shift: Int32
+    """How many of its elements are before the row."""
+    var count: Int32
+    """Those that do not reach beyond the row."""
+    var tail: Int32
+    """Elements of the row in the one after them."""
+
+    @inline(.always)
+    def __init__(out self, x: Source[Self.dtype], row: Int, n: Int):
+        """The granules of row `row`.
+
+        Args:
+            x: The first row.
+            row: Which one.
+            n: Length of a row.
+        """
+        var start = x.unsafe_offset(row * n)
+        var shift = Int(
+            UInt32(Int(start) % VECTOR_BYTES) // UInt32(size_of[Self.dtype]())
+        )
+        self.first = start.unsafe_offset(-shift)
+        self.shift = Int32(shift)
+        self.count = Int32((n + shift) // Self.width)
+        self.tail = Int32((n + shift) % Self.width)
+
+    @inline(.always)
+    def skip(mut self, count: Int):
+        """Leaves out so many granules."""
+        self.first = self.first.unsafe_offset(count * Self.width)
+        self.count -= Int32(count)
+
+    @inline(.always)
+    def whole(self, i: Int) -> Granule[Self.dtype]:
+        """Returns granule `i`, which does not reach beyond the row."""
+        return self.first.unsafe_load[width=Self.width, alignment=VECTOR_BYTES](
+            i * Self.width
+        )
+
+    @inline(.always)
+    def load(self, i: Int, filler: Scalar[Self.dtype]) -> Granule[Self.dtype]:
+        """Returns granule `i`, fillers from the end of the row on.
+
+        Args:
+            i: Which one.
+            filler: What is there instead of elements.
+        """
+        var at = self.first.unsafe_offset(i * Self.width)
+        if Int32(i) < self.count:
+            return self.whole(i)
+        var values = Granule[Self.dtype](filler)
+        if Int32(i) == self.count:
+            comptime for j in range(Self.width - 1):
+                if Int32(j) < self.tail:
+                    values[j] = at[unsafe_offset=j]
+        return values
+
+    @inline(.always)
+    def behind(self, lane: Int) -> Words:
+        """Returns bits in those elements of a thread's granules that are behind.
+
+        Args:
+            lane: The thread's index in its team.
+        """
+        var words = Words(0)
+        if lane == 0:
+            var bits = 8 * size_of[Self.dtype]() * Int(self.shift)
+            comptime for i in range(WORDS):
+                words[i] = UInt32(
+                    (UInt64(1) << UInt64(max(0, min(32, bits - 32 * i)))) - 1
+                )
+        return words
+
+
+@inline(.always)
+def caught_up[
+    dtype: DType, width: SIMDLength, //
+](granule: SIMD[dtype, width], next: SIMD[dtype, width], behind: Words) -> SIMD[
+    dtype, width
+]:
+    """Returns a thread's granule with the elements of its next one where it is behind.
+
+    Args:
+        granule: The one.
+        next: The other.
+        behind: As of `Granules.behind`.
+    """
+    var a = bitcast[DType.uint32, WORDS](granule)
+    var b = bitcast[DType.uint32, WORDS](next)
+    return bitcast[dtype, width]((a & ~behind) | (b & behind))
+
+
+@inline(.always)
+def turned[
+    width: SIMDLength, //, lanes: Int
+](chains: SIMD[DType.float32, width], shift: Int32, lane: Int) -> SIMD[
+    DType.float32, width
+]:
+    """Returns the chains that a thread has where rows begin at a multiple of 16 bytes.
+
+    Parameters:
+        width: Elements of a granule.
+        lanes: Threads of the team, neighbouring lanes of a warp.
+
+    Args:
+        chains: What this thread has.
+        shift: Of the row.
+        lane: This thread's index in the team.
+    """
+    if shift == 0:
+        return chains
+    var all = chains.join(chains)
+    comptime for i in range(Int(width)):
+        all[Int(width) + i] = warp.shuffle_idx(
+            chains[i],
+            UInt32((lane & ~(lanes - 1)) + ((lane + 1) & (lanes - 1))),
+        )
+    comptime for bit in reversed(range(3 if Int(width) == 8 else 2)):
+        comptime step = 1 << bit
+        if Int(shift) & step != 0:
+            comptime for i in range(Int(width) + step - 1):
+                all[i] = all[i + step]
+    return all.slice[Int(width)]()

@@ -1,0 +1,423 @@
+"""The fast kernel along an axis that is not the last, for what fits on the chip: one read and one write an element.
+
+It is `tile` turned: the vectors of a thread are `inner` apart, and the lanes of a vector are rows of their own, each
+with its own maximum and sum. See `column_part` for who takes what. Logits in memory are kept as they are, and those that
+exceed the registers are copied into slots asynchronously; logits that are computed as they are read are computed once, and
+kept widened in registers, narrow in slots.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
+from max.gpu.host import Dim
+from max.gpu.sync import barrier
+
+from ..exponential import Scale
+from ..finish import Finish
+from ..io.source import RowSource
+from ..io.target import RowTarget
+from ..online import Sum
+from ..queue import Queue
+from ..rows import Rows, Source
+from .cluster import Cluster, PORTABLE_BLOCKS, Pair
+from .column_part import (
+    COLUMN_THREADS,
+    Scratch,
+    StridedPart,
+    end,
+    is_exact,
+    scratch_bytes,
+)
+from .fused_tile import kept_dtype
+from .overlap import follow, overlapped
+from .part import again, anew
+from .slots import Slots, wait_after
+from .team import greater, largest_lane, maximum, total
+from .tile import GROUP, add, write_pair
+from .warp_reduction import lanes_reduce
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    `nvvm.minctasm`=SIMDLength(resident),
+)
+def resident_columns_kernel[
+    S: RowSource,
+    T: RowTarget,
+    finish: Finish,
+    lanes: Int,
+    vectors: Int,
+    resident: Int,
+    slotted: Bool,
+    clustered: Bool,
+    width: Int,
+](y: T, x: S, all: Int64, across: Int64, n: Int64, share: Int64):
+    """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
+
+    Parameters:
+        S: Where logits come from, of 4 bytes or 2.
+        T: Where results go.
+        finish: What of each row is written.
+        lanes: Vectors of columns that a block takes, a power of two; up to 32 if clustered.
+        vectors: Vectors that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold, which bounds the registers.
+        slotted: Whether there are slots in shared memory for more; otherwise the block's share is no more than the registers
+            hold.
+        clustered: Whether the blocks of a cluster share the positions.
+        width: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
+
+    Args:
+        y: Results; may be the same memory as `x`.
+        x: Logits.
+        all: Vectors of columns: outer · inner / width, less than 2^31.
+        across: Those of a position: inner / width.
+        n: Positions.
+        share: Positions that a block takes.
+    """
+    comptime loaded = S.Column.loaded
+    comptime Raw = SIMD[loaded, width]
+    comptime Vector = SIMD[DType.float32, width]
+    comptime Kept = Slots[kept_dtype[S.elements](), COLUMN_THREADS, width]
+    comptime exact = is_exact[S]()
+    comptime Unit = Scale[exact, width]
+    # What is needed again is kept in place of the logits, where there is room for it.
+    comptime exponentials = finish == Finish.PROBABILITIES
+    comptime in_registers = exponentials and loaded == DType.float32
+    comptime in_slots = exponentials and Kept.dtype == DType.float32
+    comptime copied = slotted and S.in_memory
+    # With copies, one more vector in registers: of the last round, which not all threads have.
+    comptime held = vectors + 1 if copied else vectors
+    # Shuffles move words of 4 bytes.
+    comptime compared = loaded if width * size_of[
+        loaded
+    ]() >= 4 else DType.float32
+    comptime none = Vector(neg_inf[DType.float32]())
+    var maxima = Scratch[lanes, width]()
+    var sums = Scratch[lanes, width]()
+    var thread = Int(thread_idx.x)
+    var cluster = Cluster[clustered, lanes * width]()
+    var index = UInt32(cluster.index * lanes + thread % lanes)
+    var part = StridedPart[lanes, width, S.in_memory](
+        index,
+        UInt32(all),
+        UInt32(across),
+        Int(n),
+        thread,
+        cluster.rank,
+        Int(share),
+    )
+    var source = part.source(x)
+    var read = part
+    comptime if S.is_causal:
+        read = part.before(source.length(Int(n)))
+    # The rounds from `vectors` to this one are in slots.
+    var last = max(vectors, read.full_rounds() if copied else read.rounds())
+
+    follow()
+    var slots = Kept()
+    comptime if copied:
+        for i in range(vectors, last):
+            slots.fetch(
+                i - vectors, rebind[Source[Kept.dtype]](source.address(i))
+            )
+    var raw = Array[Raw, held](fill=Raw(neg_inf[loaded]()))
+    comptime for j in range(held):
+        var i = j if j < vectors else last
+        if read.has(i):
+            raw[j] = source.load[width](i)
+
+    var largest = raw[0]
+    comptime for j in range(1, held):
+        largest = maximum(largest, raw[j])
+    comptime if copied:
+        wait_after(largest_lane(largest))
+        for i in range(vectors, last):
+            largest = maximum(largest, slots.take(i - vectors).cast[loaded]())
+    elif slotted:
+        for i in range(vectors, last, vectors):
+            # As many at a time as there are registers for, all under way at once.
+            var next = Array[Raw, vectors](fill=Raw(neg_inf[loaded]()))
+            comptime for j in range(vectors):
+                if read.has(i + j):
+                    next[j] = source.load[width](i + j)
+            comptime for j in range(vectors):
+                if i + j < last:
+                    largest = maximum(largest, next[j])
+                    slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
+    var m = maxima.reduce[True](thread, largest.cast[compared]())
+    var scale = Unit(m)
+
+    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
+    var sum = Sum[DType.float32, width]()
+    comptime for i in range(0, held, GROUP):
+        var terms = Vector(0)
+        comptime for j in range(i, min(i + GROUP, held)):
+            comptime if loaded != DType.float32:
+                raw[j] = again(raw[j])
+            var e = scale.exp(raw[j].cast[DType.float32]())
+            comptime if in_registers:
+                raw[j] = e.cast[loaded]()
+            terms += e
+        add[exact](sum, terms)
+    comptime if slotted:
+        for i in range(vectors, last):
+            var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
+            comptime if in_slots:
+                slots.keep(i - vectors, e.cast[Kept.dtype]())
+            add[exact](sum, e)
+    var pair: Pair[width]
+    comptime if clustered:
+        _ = sums.gather[False](thread, sum.value)
+        pair = merge_columns[exact](
+            rebind[Cluster[True, lanes * width]](cluster), maxima, sums, thread
+        )
+    else:
+        pair = Pair(m, sums.reduce[False](thread, sum.value))
+    comptime if S.has_sink:
+        var logits = none
+        if index < UInt32(all):
+            logits = x.sink[width](part.outer, part.inner)
+        pair = pair.joined[exact](logits)
+    comptime if finish == Finish.PAIR:
+        if thread < lanes and cluster.rank == 0 and index < UInt32(all):
+            write_pair[exact](y.pairs(), Int(index) * width, pair)
+        return
+
+    # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
+    comptime rescaled = clustered or S.has_sink
+    var rest = Vector(1)
+    comptime if rescaled:
+        var of_row = Unit(pair.m)
+        comptime if not in_registers:
+            # What is computed anew can as well be in that unit.
+            scale = of_row
+        else:
+            comptime if exact:
+                rest = scale.over_lowered(of_row)
+            else:
+                rest = scale.over(of_row)
+            # In a part of nothing but -inf, all is 0.
+            rest = m.eq(none).select(Vector(0), rest)
+    var factor = end[finish, exact, exact and rescaled](pair, x.is_masked())
+    var zero = sums.secret()
+
+    @inline(.always)
+    def finished[
+        dtype: DType, //, exponential: Bool
+    ](kept: SIMD[dtype, width]) {imm} -> SIMD[T.Column.stored, width]:
+        """Returns the results of what a register or a slot holds: exponentials, or else logits.
+        """
+        var result: Vector
+        comptime if finish == Finish.LOGARITHMS:
+            result = (kept.cast[DType.float32]() - pair.m) - factor
+        else:
+            var e: Vector
+            comptime if exponential:
+                e = kept.cast[DType.float32]()
+            elif S.in_memory:
+                e = scale.exp(anew(kept, zero).cast[DType.float32]())
+            else:
+                e = scale.exp(kept.cast[DType.float32]())
+            # One factor after the other: both together may be too small for a normal number.
+            result = e * rest * factor
+        return result.cast[T.Column.stored]()
+
+    var target = part.target(y)
+    target.forget()
+    comptime for j in range(held):
+        var i = j if j < vectors else last
+        if part.has(i):
+            target.store(i, finished[in_registers](raw[j]))
+    comptime if slotted:
+        for i in range(vectors, last):
+            if copied or part.has(i):
+                target.store(i, finished[in_slots](slots.take(i - vectors)))
+        comptime if S.is_causal:
+            # Of what takes no part.
+            for i in range(last, part.rounds()):
+                if part.has(i):
+                    target.store(
+                        i,
+                        finished[exponentials](
+                            Vector(0) if exponentials else none
+                        ),
+                    )
+
+
+def resident_columns[
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    lanes: Int,
+    vectors: Int,
+    resident: Int,
+    width: Int,
+    slotted: Bool = False,
+    clustered: Bool = False,
+](y: T, x: S, rows: Rows, queue: Queue, blocks: Int = 1) raises:
+    """Launches `resident_columns_kernel` with a block, or a cluster, for every `lanes` vectors of columns.
+
+    Parameters:
+        S: Where logits come from.
+        T: Where results go.
+        finish: What of each row is written.
+        lanes: Vectors of columns that a block or a cluster takes.
+        vectors: Vectors that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold.
+        width: Columns a vector, as for the kernel.
+        slotted: Whether there may be more positions than registers for them.
+        clustered: Whether the blocks of a cluster share the positions.
+
+    Args:
+        y: Results.
+        x: Logits.
+        rows: Rows along any axis; `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        queue: Where kernels are launched.
+        blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
+    """
+    comptime deep = COLUMN_THREADS // lanes
+    var across = rows.inner // width
+    var total = rows.outer * across
+    var share = ceildiv(rows.n, blocks)
+    var bytes = 0
+    comptime if slotted:
+        # The last round of copied ones is always in registers.
+        var rounds = share // deep if S.in_memory else ceildiv(share, deep)
+        bytes = max(0, rounds - vectors) * _slot_bytes[S](width)
+    var together: Optional[Dim] = None
+    comptime if clustered:
+        together = Dim(blocks, 1, 1)
+    queue.launch[
+        resident_columns_kernel[
+            S,
+            T,
+            finish,
+            lanes,
+            vectors,
+            resident,
+            slotted,
+            clustered,
+            width,
+        ]
+    ](
+        y,
+        x,
+        Int64(total),
+        Int64(across),
+        Int64(rows.n),
+        Int64(share),
+        grid_dim=ceildiv(total, lanes) * blocks,
+        block_dim=COLUMN_THREADS,
+        shared_mem_bytes=bytes,
+        cluster_dim=together,
+        attributes=overlapped(),
+    )
+
+
+def resident_room[
+    S: RowSource
+](
+    lanes: Int,
+    vectors: Int,
+    resident: Int,
+    width: Int,
+    clustered: Bool,
+    shared: Int,
+) -> Int:
+    """Returns how many positions fit in a block with slots, for use at compile time.
+
+    Parameters:
+        S: Where logits come from.
+
+    Args:
+        lanes: Vectors of columns that it takes.
+        vectors: Vectors that a thread holds in registers.
+        resident: Blocks a multiprocessor is to hold.
+        width: Columns a vector.
+        clustered: Whether it is one of a cluster.
+        shared: Bytes of shared memory of a multiprocessor.
+    """
+    var static = 2 * scratch_bytes(lanes, width)
+    if clustered:
+        static += 2 * PORTABLE_BLOCKS * lanes * width * 4
+    # The driver keeps 1 KiB of each block's, and alignment takes its part.
+    var left = max(0, shared // resident - static - 1280)
+    var rounds = vectors + left // _slot_bytes[S](width)
+    var deep = COLUMN_THREADS // lanes
+    # The last round of copied ones is always in registers.
+    return (rounds + 1) * deep - 1 if S.in_memory else rounds * deep
+
+
+def _slot_bytes[S: RowSource](width: Int) -> Int:
+    """Returns the shared memory for one vector of each thread of a block."""
+    return COLUMN_THREADS * width * size_of[kept_dtype[S.elements]()]()
+
+
+@inline(.always)
+def merge_columns[
+    lanes: Int, width: Int, //, exact: Bool
+](
+    cluster: Cluster[True, lanes * width],
+    maxima: Scratch[lanes, width],
+    sums: Scratch[lanes, width],
+    thread: Int,
+) -> Pair[width]:
+    """Returns the pairs of whole rows, the same bits for every thread of a lane in all of the cluster.
+
+    Eight threads have a column: each combines the block's eight sums, sends the pair to another block, and then
+    combines what eight blocks have sent.
+
+    Parameters:
+        lanes: Vectors of columns that the cluster takes.
+        width: Columns a vector.
+        exact: Of the scale that the sums are in.
+
+    Args:
+        cluster: This block's.
+        maxima: With the columns' maxima in its first row.
+        sums: With the sums of each warp.
+        thread: This thread's index in the block.
+
+    Returns:
+        The pairs of all blocks.
+    """
+    comptime columns = lanes * width
+    comptime all = columns * PORTABLE_BLOCKS
+    comptime assert Scratch[lanes, width].rows == PORTABLE_BLOCKS
+    var block = thread % PORTABLE_BLOCKS
+    cluster.open()
+    comptime for start in range(0, all, COLUMN_THREADS):
+        if start + thread < all:
+            var column = (start + thread) // PORTABLE_BLOCKS
+            var d = sums.column[False](column, thread)
+            if block < cluster.blocks:
+                cluster.send(
+                    block,
+                    2 * (cluster.rank * columns + column),
+                    maxima.first[unsafe_offset=column],
+                    d,
+                )
+    cluster.close()
+    comptime for start in range(0, all, COLUMN_THREADS):
+        if start + thread < all:
+            var column = (start + thread) // PORTABLE_BLOCKS
+            var theirs = Pair[1](neg_inf[DType.float32](), 0)
+            if block < cluster.blocks:
+                var slot = cluster.mailbox.unsafe_offset(
+                    2 * (block * columns + column)
+                )
+                theirs = Pair[1](slot[unsafe_offset=0], slot[unsafe_offset=1])
+            var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
+            var d = lanes_reduce[total, PORTABLE_BLOCKS](
+                theirs.sum_over(Scale[exact](m))
+            )
+            # Nobody else has looked at this column's sums.
+            if block == 0:
+                sums.first[unsafe_offset=column] = m
+            if block == 1:
+                sums.first[unsafe_offset=sums.stride + column] = d
+    barrier()
+    return Pair(sums.take(0, thread), sums.take(1, thread))

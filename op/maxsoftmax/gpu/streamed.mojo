@@ -1,0 +1,404 @@
+"""What `streaming` sums of a row, and what it writes of it: an operation is one of each."""
+
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+
+from ..exponential import Scale, logarithm, quick_exp
+from ..finish import Finish
+from ..gradient import Gradient
+from ..online import Sum
+from .cluster import Pair
+from .granules import Granule, turned
+from .stripe import VECTOR_BYTES
+from .team import (
+    greater,
+    largest_lane,
+    largest_of_lanes,
+    maximum,
+    team_reduce,
+    total,
+)
+from .tile import add
+from .tree_reduction import Shared
+from .warp_reduction import lanes_reduce
+
+
+comptime LANES = 32
+"""Threads that share a unit."""
+
+
+trait Sums(TrivialRegisterPassable):
+    """What a thread has of a row, of vector after vector."""
+
+    comptime dtype: DType
+    """Of the inputs, of 4 bytes or 2."""
+    comptime inputs: Int
+    """How many there are: 1 or 2."""
+    comptime unroll: Int
+    """Vectors of each that a thread has under way at a time."""
+    comptime exact: Bool
+    """Whether results are of more than 16 bits."""
+    comptime block_size: Int
+    """Threads a block."""
+    comptime rounds: Int
+    """Granules of a unit that each of its lanes takes, unless the row is longer than `max_units` such units."""
+    comptime max_units: Int
+    """Most units of a row, of which each thread of a block merges a few."""
+
+    def __init__(out self):
+        """That of nothing."""
+        ...
+
+    @staticmethod
+    def filler() -> Scalar[Self.dtype]:
+        """Returns an element that adds nothing."""
+        ...
+
+    @staticmethod
+    def nothing() -> Pair[]:
+        """Returns what no elements sum to."""
+        ...
+
+    def add[
+        count: Int
+    ](
+        mut self,
+        x: Array[Granule[Self.dtype], count],
+        other: Array[Granule[Self.dtype], count],
+    ):
+        """Adds vectors.
+
+        Parameters:
+            count: How many.
+
+        Args:
+            x: Of the first input.
+            other: Of the second, if there is one.
+        """
+        ...
+
+    def of_unit(self, shift: Int32, lane: Int) -> Pair[]:
+        """Returns what all lanes of a unit have together.
+
+        Args:
+            shift: Of the row's granules.
+            lane: This thread's index among them.
+        """
+        ...
+
+    @staticmethod
+    def merged[
+        block_size: Int, most: Int
+    ](
+        pairs: Array[Pair[], most],
+        count: Int,
+        scratch: Shared[Float32],
+        thread: Int,
+    ) -> Pair[]:
+        """Returns what all threads of a block have together, the same bits for each.
+
+        Parameters:
+            block_size: Threads a block.
+            most: Pairs a thread, at most.
+
+        Args:
+            pairs: This thread's.
+            count: How many of them there are.
+            scratch: Memory for two values a warp.
+            thread: This thread's index in the block.
+        """
+        ...
+
+
+trait Written(TrivialRegisterPassable):
+    """What becomes of the elements of a row, once it is known what they sum to.
+    """
+
+    def __init__(out self, whole: Pair[]):
+        """That of a row.
+
+        Args:
+            whole: What it sums to.
+        """
+        ...
+
+    def of[
+        width: SIMDLength, //
+    ](
+        self,
+        x: SIMD[DType.float32, width],
+        other: SIMD[DType.float32, width],
+    ) -> SIMD[DType.float32, width]:
+        """Returns results.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            x: Elements of the first input.
+            other: Those of the second, if there is one.
+        """
+        ...
+
+
+struct Exponentials[of: DType, for_logarithm: Bool](Sums):
+    """The maximum of a row, and the sum of its exponentials in the `Scale` of the maximum.
+
+    Parameters:
+        of: Dtype of the logits.
+        for_logarithm: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
+            written that they could hide behind.
+    """
+
+    comptime dtype = Self.of
+    comptime inputs = 1
+    comptime unroll = 4
+    comptime block_size = 128 if Self.for_logarithm else 256
+    comptime rounds = 8 if Self.for_logarithm else 16
+    comptime max_units = 2048 if Self.for_logarithm else 4096
+    comptime exact = size_of[Self.of]() > 2
+    comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime S = Scale[Self.exact]
+
+    var m: Float32
+    """The maximum."""
+    var d: Sum[DType.float32, Self.width]
+    """The sum; where it is for a logarithm, of e^(x - m)."""
+
+    @inline(.always)
+    def __init__(out self):
+        self.m = neg_inf[DType.float32]()
+        self.d = Sum[DType.float32, Self.width]()
+
+    @staticmethod
+    @inline(.always)
+    def filler() -> Scalar[Self.dtype]:
+        return neg_inf[Self.dtype]()
+
+    @staticmethod
+    @inline(.always)
+    def nothing() -> Pair[]:
+        return Pair(neg_inf[DType.float32](), 0)
+
+    @inline(.always)
+    def add[
+        count: Int
+    ](
+        mut self,
+        x: Array[Granule[Self.dtype], count],
+        other: Array[Granule[Self.dtype], count],
+    ):
+        comptime F = DType.float32
+        var largest = x[0]
+        comptime for j in range(1, count):
+            largest = maximum(largest, x[j])
+        # All lanes have one maximum: which elements are one lane's follows from where the row begins.
+        var m = largest_of_lanes[LANES](largest_lane(largest).cast[F]())
+        # After the first few vectors hardly ever.
+        if not m <= self.m:
+            comptime if Self.for_logarithm:
+                self.d.value *= _over(self.m, m)
+            else:
+                var nothing = self.m == neg_inf[F]()
+                self.d.scale(
+                    Float32(0) if nothing else Self.S(self.m).over(Self.S(m))
+                )
+            self.m = m
+        comptime if Self.for_logarithm:
+            comptime for j in range(count):
+                self.d.value += quick_exp(x[j].cast[F](), _origin(self.m))
+        else:
+            var scale = Self.S(self.m)
+            var terms = scale.exp(x[0].cast[F]())
+            comptime for j in range(1, count):
+                terms += scale.exp(x[j].cast[F]())
+            add[Self.exact](self.d, terms)
+
+    @inline(.always)
+    def of_unit(self, shift: Int32, lane: Int) -> Pair[]:
+        var chains = turned[LANES](self.d.value - self.d.excess, shift, lane)
+        var d = lanes_reduce[total, LANES](chains.reduce_add())
+        comptime if Self.for_logarithm:
+            var scale = Self.S(self.m)
+            d *= scale.exp(scale.m)
+        return Pair(self.m, d)
+
+    @staticmethod
+    @inline(.always)
+    def merged[
+        block_size: Int, most: Int
+    ](
+        pairs: Array[Pair[], most],
+        count: Int,
+        scratch: Shared[Float32],
+        thread: Int,
+    ) -> Pair[]:
+        var m = pairs[0].m
+        comptime for j in range(1, most):
+            m = maximum(m, pairs[j].m)
+        m = team_reduce[block_size, greater](scratch, thread, m)
+        var scale = Self.S(m)
+        var d = Float32(0)
+        comptime for j in range(most):
+            if j < count:
+                d += pairs[j].sum_over(scale)
+        return Pair(
+            m,
+            team_reduce[block_size, total](
+                scratch.unsafe_offset(block_size // 32), thread, d
+            ),
+        )
+
+
+struct Products[of: DType, log: Bool](Sums):
+    """What the gradients of a row's logits share: Σ y·dy, or of log_softmax Σ dy.
+
+    Parameters:
+        of: Dtype of the results and their gradients.
+        log: Whether the results are logarithms of probabilities.
+    """
+
+    comptime dtype = Self.of
+    comptime inputs = 2
+    comptime unroll = 2
+    comptime block_size = 256
+    comptime rounds = 16
+    comptime max_units = 4096
+    comptime exact = size_of[Self.of]() > 2
+    comptime width = VECTOR_BYTES // size_of[Self.of]()
+
+    var sum: Sum[DType.float32, Self.width]
+    """The sum."""
+
+    @inline(.always)
+    def __init__(out self):
+        self.sum = Sum[DType.float32, Self.width]()
+
+    @staticmethod
+    @inline(.always)
+    def filler() -> Scalar[Self.dtype]:
+        return 0
+
+    @staticmethod
+    @inline(.always)
+    def nothing() -> Pair[]:
+        return Pair(0, 0)
+
+    @inline(.always)
+    def add[
+        count: Int
+    ](
+        mut self,
+        x: Array[Granule[Self.dtype], count],
+        other: Array[Granule[Self.dtype], count],
+    ):
+        comptime F = DType.float32
+        var terms = SIMD[F, Self.width](0)
+        comptime for j in range(count):
+            terms += Gradient[Self.log, Self.exact].term(
+                x[j].cast[F](), other[j].cast[F]()
+            )
+        add[Self.exact](self.sum, terms)
+
+    @inline(.always)
+    def of_unit(self, shift: Int32, lane: Int) -> Pair[]:
+        var chains = turned[LANES](
+            self.sum.value - self.sum.excess, shift, lane
+        )
+        return Pair(lanes_reduce[total, LANES](chains.reduce_add()), Float32(0))
+
+    @staticmethod
+    @inline(.always)
+    def merged[
+        block_size: Int, most: Int
+    ](
+        pairs: Array[Pair[], most],
+        count: Int,
+        scratch: Shared[Float32],
+        thread: Int,
+    ) -> Pair[]:
+        var sum = pairs[0].m
+        comptime for j in range(1, most):
+            sum += pairs[j].m
+        return Pair(
+            team_reduce[block_size, total](scratch, thread, sum), Float32(0)
+        )
+
+
+struct Quotients[finish: Finish, exact: Bool](Written):
+    """Softmax, or its logarithm.
+
+    Parameters:
+        finish: Which of them.
+        exact: Of the scale of the sum.
+    """
+
+    var m: Float32
+    """The maximum."""
+    var scale: Scale[Self.exact]
+    """Of the exponentials."""
+    var factor: Float32
+    """What they are multiplied by, or ln Σ e^(x - m)."""
+
+    @inline(.always)
+    def __init__(out self, whole: Pair[]):
+        self.m = whole.m
+        self.scale = Scale[Self.exact](whole.m)
+        comptime if Self.finish == Finish.LOGARITHMS:
+            self.factor = logarithm(whole.relative[Self.exact]())
+        else:
+            self.factor = whole.reciprocal()
+
+    @inline(.always)
+    def of[
+        width: SIMDLength, //
+    ](
+        self,
+        x: SIMD[DType.float32, width],
+        other: SIMD[DType.float32, width],
+    ) -> SIMD[DType.float32, width]:
+        comptime if Self.finish == Finish.LOGARITHMS:
+            return (x - self.m) - self.factor
+        else:
+            return self.scale.exp(x) * self.factor
+
+
+struct Gradients[log: Bool, exact: Bool](Written):
+    """The gradient of logits.
+
+    Parameters:
+        log: Whether results are logarithms of probabilities.
+        exact: Whether to the accuracy of float32.
+    """
+
+    var gradient: Gradient[Self.log, Self.exact]
+    """Of the row."""
+
+    @inline(.always)
+    def __init__(out self, whole: Pair[]):
+        self.gradient = Gradient[Self.log, Self.exact](whole.m)
+
+    @inline(.always)
+    def of[
+        width: SIMDLength, //
+    ](
+        self,
+        x: SIMD[DType.float32, width],
+        other: SIMD[DType.float32, width],
+    ) -> SIMD[DType.float32, width]:
+        return self.gradient.of(x, other)
+
+
+@inline(.always)
+def _origin(m: Float32) -> Float32:
+    """Returns what exponentials are counted from: the maximum, or 0 if there is nothing yet but -inf.
+    """
+    return Float32(0) if m == neg_inf[DType.float32]() else m
+
+
+@inline(.always)
+def _over(m: Float32, larger: Float32) -> Float32:
+    """Returns what a sum is to be multiplied by when its maximum grows."""
+    if m == neg_inf[DType.float32]():
+        return 0
+    return quick_exp(SIMD[DType.float32, 1](m), larger)[0]

@@ -1,0 +1,454 @@
+"""Rows that do not fit on the chip: read once for what they sum to, and again for what is written of them, in two launches.
+
+A row is summed in units: a unit is what 32 lanes read without a word to anybody else. Its length follows from the length of the row
+alone, units are counted from the first element, and they are merged in one order. So it does not matter how many rows
+there are, and who computes which unit: the bits are the same.
+
+The second launch goes through a row backwards, so that what was read last, and is still in the last cache, is read first.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_stack_allocation
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_idx,
+    thread_idx,
+)
+from max.gpu.sync import barrier
+
+from ..queue import Queue
+from ..rows import Rows, Source, Target
+from .cluster import Pair
+from .overlap import follow, overlapped
+from .granules import Granule, Granules, caught_up
+from .part import Part
+from .streamed import LANES, Sums, Written
+from .tile import write_pair
+
+comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
+"""What the units of all rows sum to, between the launches."""
+
+
+struct Units(TrivialRegisterPassable):
+    """How a row is divided."""
+
+    var rounds: Int
+    """Vectors of a unit that each lane takes."""
+    var count: Int
+    """How many units there are."""
+
+    @inline(.always)
+    def __init__(out self, rounds: Int, count: Int):
+        self.rounds = rounds
+        self.count = count
+
+    @staticmethod
+    def of[S: Sums](n: Int) -> Self:
+        """Returns the units of a row.
+
+        Parameters:
+            S: What is summed.
+
+        Args:
+            n: Length of the row.
+        """
+        comptime least = Granules[S.dtype].width * LANES
+        var rounds = S.rounds
+        while n > least * rounds * S.max_units:
+            rounds *= 2
+        return {rounds, ceildiv(n, least * rounds)}
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
+    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+)
+def units_kernel[
+    S: Sums, alone: Bool
+](
+    pairs: Pairs,
+    x: Source[S.dtype],
+    other: Source[S.dtype],
+    n: Int64,
+    rounds: Int64,
+    units: Int64,
+    blocks: Int64,
+):
+    """First launch: what the units of each row sum to.
+
+    Parameters:
+        S: What is summed.
+        alone: Whether every block has all of a row, and leaves the row's (m, d).
+
+    Args:
+        pairs: One a unit; one a row from a block alone.
+        x: The first input.
+        other: The second, if the sum is of two.
+        n: Length of each.
+        rounds: As of `Units`.
+        units: How many units a row has.
+        blocks: Blocks that share a row.
+    """
+    comptime G = Granules[S.dtype]
+    comptime warps = S.block_size // LANES
+    var kept = unsafe_stack_allocation[
+        S.max_units if alone else 1, Pair[], address_space=AddressSpace.SHARED
+    ]()
+    var thread = Int(thread_idx.x)
+    var lane = thread % LANES
+    var row, rank = _row_and_rank(blocks)
+    var a = G(x, row, Int(n))
+    var b = G(other, row, Int(n)) if S.inputs == 2 else a
+    follow()
+    for unit in range(
+        rank * warps + thread // LANES, Int(units), Int(blocks) * warps
+    ):
+        var pair = _of_unit[S](a, b, unit, Int(rounds), lane)
+        if lane == 0:
+            comptime if alone:
+                kept[unsafe_offset=unit] = pair
+            else:
+                pairs[unsafe_offset=row * Int(units) + unit] = pair
+    comptime if alone:
+        barrier()
+        var whole = _merged[S](kept, Int(units), thread)
+        if thread == 0:
+            write_pair[S.exact](pairs.unsafe_bitcast[Float32](), row, whole)
+
+
+@inline(.always)
+def _row_and_rank(blocks: Int64) -> Tuple[Int, Int]:
+    """Returns which row this block shares with others, and which of these it is.
+
+    Args:
+        blocks: How many share a row.
+    """
+    var row = UInt32(block_idx.x) // UInt32(blocks)
+    return Int(row), Int(UInt32(block_idx.x) - row * UInt32(blocks))
+
+
+@inline(.always)
+def _of_unit[
+    S: Sums
+](
+    a: Granules[S.dtype],
+    b: Granules[S.dtype],
+    unit: Int,
+    rounds: Int,
+    lane: Int,
+) -> Pair[]:
+    """Returns what a unit sums to, to its first lane.
+
+    Parameters:
+        S: What is summed.
+
+    Args:
+        a: Granules of the first input.
+        b: Those of the second, shifted alike.
+        unit: Which unit.
+        rounds: As of `Units`.
+        lane: This thread's index in the unit.
+    """
+    comptime Taken = Array[Granule[S.dtype], S.unroll]
+    var sums = S()
+    var mine, theirs = a, b
+    mine.skip(unit * rounds * LANES + lane)
+    theirs.skip(unit * rounds * LANES + lane)
+    var behind = a.behind(lane)
+    var is_shifted = a.shift != 0
+
+    @inline(.always)
+    def load[shifted: Bool](from_: Granules[S.dtype], i: Int) {imm} -> Taken:
+        """Returns what the lane takes in `S.unroll` rounds from the round `i` of the unit on.
+        """
+        var x = Taken(fill=Granule[S.dtype](S.filler()))
+        var next = Granule[S.dtype](S.filler())
+        if (unit * rounds + i + S.unroll + 1) * LANES <= Int(a.count):
+            comptime for j in range(S.unroll):
+                x[j] = from_.whole((i + j) * LANES)
+            comptime if shifted:
+                if lane == 0:
+                    next = from_.whole((i + S.unroll) * LANES)
+        else:
+            comptime for j in range(S.unroll):
+                x[j] = from_.load((i + j) * LANES, S.filler())
+            comptime if shifted:
+                if lane == 0:
+                    next = from_.load((i + S.unroll) * LANES, S.filler())
+        comptime if shifted:
+            comptime for j in range(S.unroll - 1):
+                x[j] = caught_up(x[j], x[j + 1], behind)
+            x[S.unroll - 1] = caught_up(x[S.unroll - 1], next, behind)
+        return x^
+
+    comptime for shifted in [False, True]:
+        if is_shifted == shifted:
+            for i in range(0, rounds, S.unroll):
+                # Beyond the row there is nothing for any lane.
+                if (unit * rounds + i) * LANES > Int(a.count):
+                    break
+                var x = load[shifted](mine, i)
+                comptime if S.inputs == 2:
+                    sums.add(x, load[shifted](theirs, i))
+                else:
+                    sums.add(x, x)
+    return sums.of_unit(a.shift, lane)
+
+
+@inline(.always)
+def _merged[
+    space: AddressSpace, //, S: Sums
+](
+    pairs: Pointer[Pair[], MutUntrackedOrigin, address_space=space],
+    units: Int,
+    thread: Int,
+) -> Pair[]:
+    """Returns what a row sums to, to every thread of a block.
+
+    Parameters:
+        space: Where the pairs are.
+        S: What is summed.
+
+    Args:
+        pairs: Those of the row's units.
+        units: How many there are.
+        thread: This thread's index in its block.
+    """
+    comptime most = S.max_units // S.block_size
+    var scratch = unsafe_stack_allocation[
+        2 * S.block_size // WARP_SIZE,
+        Float32,
+        address_space=AddressSpace.SHARED,
+    ]()
+    # All of them are under way at once.
+    var mine = Array[Pair[], most](fill=S.nothing())
+    comptime for j in range(most):
+        if thread + j * S.block_size < units:
+            mine[j] = pairs[unsafe_offset=thread + j * S.block_size]
+    return S.merged[S.block_size](
+        mine, max(0, ceildiv(units - thread, S.block_size)), scratch, thread
+    )
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
+    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+)
+def merge_kernel[
+    S: Sums
+](result: Target[DType.float32], pairs: Pairs, units: Int64):
+    """Second launch where nothing else is written: a row's (m, d), a block for each.
+    """
+    var thread = Int(thread_idx.x)
+    var row = Int(block_idx.x)
+    follow()
+    var whole = _merged[S](
+        pairs.unsafe_offset(row * Int(units)), Int(units), thread
+    )
+    if thread == 0:
+        write_pair[S.exact](result, row, whole)
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
+    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+)
+def write_kernel[
+    S: Sums, W: Written
+](
+    y: Target[S.dtype],
+    x: Source[S.dtype],
+    other: Source[S.dtype],
+    pairs: Pairs,
+    n: Int64,
+    units: Int64,
+    blocks: Int64,
+    share: Int64,
+):
+    """Second launch: each block merges the units of a row, and writes its part of it.
+
+    Parameters:
+        S: What was summed.
+        W: What is written.
+
+    Args:
+        y: Results.
+        x: The first input.
+        other: The second, if there are two, aligned as `x` is.
+        pairs: One a unit.
+        n: Length of each.
+        units: How many units a row has.
+        blocks: Blocks that share a row.
+        share: Vectors of a row that a block takes.
+    """
+    comptime P = Part[S.dtype, S.block_size]
+    comptime F = DType.float32
+    var thread = Int(thread_idx.x)
+    var row, rank = _row_and_rank(blocks)
+    follow()
+    var written = W(
+        _merged[S](pairs.unsafe_offset(row * Int(units)), Int(units), thread)
+    )
+    var part = P(y, x, row, Int(n), thread, rank, Int(share))
+    var second = part
+    second.source = P(y, other, row, Int(n), thread, rank, Int(share)).source
+    comptime for aligned in [True, False]:
+        if part.aligned == aligned:
+            for group in range(part.rounds() // S.unroll, -1, -1):
+                var mine = Array[Granule[S.dtype], S.unroll](
+                    fill=Granule[S.dtype](0)
+                )
+                var theirs = mine.copy()
+                comptime for j in range(S.unroll):
+                    var i = group * S.unroll + j
+                    if part.has(i):
+                        mine[j] = part.load(i)
+                        comptime if S.inputs == 2:
+                            theirs[j] = second.load(i)
+                comptime for j in range(S.unroll):
+                    var i = group * S.unroll + j
+                    if part.has(i):
+                        part.store[aligned](
+                            i,
+                            written.of(
+                                mine[j].cast[F](), theirs[j].cast[F]()
+                            ).cast[S.dtype](),
+                        )
+    part.store_edges(
+        y, written.of(part.load_edges(x, 0), part.load_edges(other, 0))
+    )
+
+
+def streaming[
+    S: Sums, W: Written
+](
+    y: Target[S.dtype],
+    x: Source[S.dtype],
+    other: Source[S.dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Launches the two kernels.
+
+    Parameters:
+        S: What is summed.
+        W: What is written.
+
+    Args:
+        y: Results, not in the memory of an input.
+        x: The first input.
+        other: The second, if there are two, aligned as `x` is.
+        rows: Rows along the last axis.
+        queue: Where kernels are launched.
+    """
+    comptime width = Granules[S.dtype].width
+    var units = Units.of[S](rows.n)
+    var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
+    var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
+    _launch_units[S](pairs, x, other, rows, units, queue)
+    var held = _held[S](queue)
+    var blocks = min(
+        max(1, held // rows.count()),
+        ceildiv(rows.n, width * S.block_size * S.unroll),
+    )
+    queue.launch[write_kernel[S, W]](
+        y,
+        x,
+        other,
+        pairs,
+        Int64(rows.n),
+        Int64(units.count),
+        Int64(blocks),
+        Int64(ceildiv(rows.n, width * blocks)),
+        grid_dim=rows.count() * blocks,
+        block_dim=S.block_size,
+        attributes=overlapped(),
+    )
+    _ = memory^
+
+
+def streaming_pairs[
+    S: Sums
+](
+    result: Target[DType.float32],
+    x: Source[S.dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Launches the kernels of what rows sum to: one where there are rows enough for all blocks, else two.
+
+    Parameters:
+        S: What is summed.
+
+    Args:
+        result: (m, d) of each row.
+        x: The input.
+        rows: Rows along the last axis.
+        queue: Where kernels are launched.
+    """
+    var units = Units.of[S](rows.n)
+    if 2 * rows.count() > _held[S](queue):
+        queue.launch[units_kernel[S, True]](
+            result.unsafe_bitcast[Pair[]](),
+            x,
+            x,
+            Int64(rows.n),
+            Int64(units.rounds),
+            Int64(units.count),
+            Int64(1),
+            grid_dim=rows.count(),
+            block_dim=S.block_size,
+            attributes=overlapped(),
+        )
+        return
+    var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
+    var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
+    _launch_units[S](pairs, x, x, rows, units, queue)
+    queue.launch[merge_kernel[S]](
+        result,
+        pairs,
+        Int64(units.count),
+        grid_dim=rows.count(),
+        block_dim=S.block_size,
+        attributes=overlapped(),
+    )
+    _ = memory^
+
+
+def _launch_units[
+    S: Sums
+](
+    pairs: Pairs,
+    x: Source[S.dtype],
+    other: Source[S.dtype],
+    rows: Rows,
+    units: Units,
+    queue: Queue,
+) raises:
+    """Enqueues the first launch, with as many blocks a row as the GPU holds and the row has work for.
+    """
+    var held = _held[S](queue)
+    var blocks = min(
+        max(1, held // rows.count()),
+        ceildiv(units.count, S.block_size // LANES),
+    )
+    queue.launch[units_kernel[S, False]](
+        pairs,
+        x,
+        other,
+        Int64(rows.n),
+        Int64(units.rounds),
+        Int64(units.count),
+        Int64(blocks),
+        grid_dim=rows.count() * blocks,
+        block_dim=S.block_size,
+        attributes=overlapped(),
+    )
+
+
+def _held[S: Sums](queue: Queue) raises -> Int:
+    """Returns how many blocks the GPU holds at a time."""
+    return queue.sm_count() * (1024 // S.block_size)

@@ -1,0 +1,1 @@
+"""Where the elements of rows come from and go to."""

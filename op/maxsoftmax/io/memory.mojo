@@ -1,0 +1,177 @@
+"""Elements that come from plain memory, and go there.
+
+Both structs are a pointer and nothing else: a kernel's argument of such a type is passed, and known not to alias, as the
+pointer is.
+"""
+
+from std.builtin.device_passable import DeviceTypeEncoder
+from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+
+from ..rows import Source, Target
+from .source import RowSource, SourceColumn
+from .target import RowTarget, TargetColumn
+
+
+@fieldwise_init
+struct MemorySource[dtype: DType](RowSource):
+    """Logits in row-major memory.
+
+    Parameters:
+        dtype: Their dtype.
+    """
+
+    comptime device_type: AnyType = Self
+    comptime elements = Self.dtype
+    comptime in_memory = True
+    comptime Column = MemorySourceColumn[Self.dtype]
+
+    var memory: Source[Self.dtype]
+    """Where the first is."""
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns every `step`-th element of a row and its neighbours."""
+        return {
+            self.memory.unsafe_offset((outer * n + first) * stride + inner),
+            stride * step,
+        }
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether the first vector is aligned."""
+        return Int(self.memory) % (width * size_of[Self.dtype]()) == 0
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "MemorySource"
+
+
+@fieldwise_init
+struct MemorySourceColumn[dtype: DType](SourceColumn):
+    """Elements in memory, at equal distances.
+
+    Parameters:
+        dtype: Their dtype.
+    """
+
+    comptime loaded = Self.dtype
+
+    var first: Source[Self.dtype]
+    """Where the first is."""
+    var step: Int
+    """From one to the next."""
+
+    @inline(.always)
+    def address(self, i: Int) -> Source[Self.loaded]:
+        """Returns where element `i` of the first row is."""
+        return self.first.unsafe_offset(i * self.step)
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
+        """Returns element `i` of `width` neighbouring rows, which is aligned.
+        """
+        return self.address(i).unsafe_load[
+            width=width, alignment=width * size_of[Self.dtype]()
+        ]()
+
+
+@fieldwise_init
+struct MemoryTarget[dtype: DType](RowTarget):
+    """Results in row-major memory.
+
+    Parameters:
+        dtype: Their dtype.
+    """
+
+    comptime device_type: AnyType = Self
+    comptime Column = MemoryTargetColumn[Self.dtype]
+
+    var memory: Target[Self.dtype]
+    """Where the first is."""
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns the places of every `step`-th element of a row and its neighbours.
+        """
+        return {
+            self.memory.unsafe_offset((outer * n + first) * stride + inner),
+            stride * step,
+        }
+
+    @inline(.always)
+    def pairs(self) -> Target[DType.float32]:
+        """Returns where the pair of row 0 goes: to the same memory, whatever its type says.
+        """
+        return self.memory.unsafe_bitcast[Float32]()
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether the first vector is aligned."""
+        return Int(self.memory) % (width * size_of[Self.dtype]()) == 0
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "MemoryTarget"
+
+
+@fieldwise_init
+struct MemoryTargetColumn[dtype: DType](TargetColumn):
+    """Places in memory, at equal distances.
+
+    Parameters:
+        dtype: Dtype of what goes there.
+    """
+
+    comptime stored = Self.dtype
+
+    var first: Target[Self.dtype]
+    """The first."""
+    var step: Int
+    """From one to the next."""
+
+    @inline(.always)
+    def store[
+        width: SIMDLength, //
+    ](self, i: Int, values: SIMD[Self.stored, width]):
+        """Writes element `i` of `width` neighbouring rows, which is aligned."""
+        self.first.unsafe_offset(i * self.step).unsafe_store[
+            alignment=Int(width) * size_of[Self.dtype]()
+        ](0, values)
+
+    @inline(.always)
+    def forget(mut self):
+        """Hides from the compiler that distances are what they were."""
+        comptime if is_nvidia_gpu():
+            self.step = Int(
+                inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
+                    Int64(self.step)
+                )
+            )

@@ -1,0 +1,70 @@
+"""Logits with one more for each row, which takes part in the denominator only."""
+
+from std.builtin.device_passable import DeviceTypeEncoder
+
+from .source import RowSource
+
+
+@fieldwise_init
+struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
+    """Logits, and one more for each row.
+
+    Parameters:
+        Logits: The logits.
+        Sinks: The additional ones: a tensor whose axis has length 1.
+    """
+
+    comptime device_type: AnyType = Self
+    comptime elements = Self.Logits.elements
+    comptime is_causal = Self.Logits.is_causal
+    comptime has_sink = True
+    comptime Column = Self.Logits.Column
+
+    var logits: Self.Logits
+    """The logits."""
+    var sinks: Self.Sinks
+    """The additional ones."""
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns every `step`-th element of a row and its neighbours."""
+        return self.logits.column(outer, inner, first, step, n, stride)
+
+    @inline(.always)
+    def is_masked(self) -> Bool:
+        """Returns whether a row of nothing but -inf gives 0."""
+        return self.logits.is_masked()
+
+    @inline(.always)
+    def sink[
+        width: Int
+    ](self, outer: Int, inner: Int) -> SIMD[DType.float32, width]:
+        """Returns the additional logits of `width` neighbouring rows."""
+        return (
+            self.sinks.column(outer, inner, 0, 1, 1, 1)
+            .load[width](0)
+            .cast[DType.float32]()
+        )
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether `width` neighbours can be had at a time."""
+        return self.logits.in_vectors[width]()
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "WithSink"
