@@ -71,10 +71,10 @@ struct Results[
         return {self.row(outer, inner), first, step}
 
     @inline(.always)
-    def pairs(self) -> Target[DType.float32]:
+    def pairs[accum: DType](self) -> Target[accum]:
         """Returns where the pair of row 0 goes: to memory, as nothing takes pairs.
         """
-        return self.memory.unsafe_bitcast[Float32]()
+        return self.memory.unsafe_bitcast[Scalar[accum]]()
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:

@@ -21,9 +21,6 @@ from .strided import strided
 from .stripe import VECTOR_BYTES
 from .tile import tile, tile_cluster
 
-comptime COLUMNS_BLOCK_SIZE = 512
-"""Threads a block along an axis that is not the last."""
-
 
 def auto[
     dtype: DType, finish: Finish, contiguous: Bool
@@ -43,19 +40,17 @@ def auto[
     """
     if rows.n == 0:
         # Only pairs are written of rows of nothing.
-        columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
+        columns[finish](MemoryTarget(y), MemorySource(x), rows, queue)
         return
-    comptime if dtype == DType.float64:
-        # Not worth kernels of its own.
-        comptime if contiguous and finish == Finish.PROBABILITIES:
-            online[dtype, 512, 4](y, x, rows, queue)
-        else:
-            columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
-    elif not contiguous:
-        if not strided[finish](MemoryTarget(y), MemorySource(x), rows, queue):
-            columns[dtype, finish, COLUMNS_BLOCK_SIZE](y, x, rows, queue)
-    else:
+    comptime if not contiguous:
+        strided[finish](MemoryTarget(y), MemorySource(x), rows, queue)
+    elif dtype != DType.float64:
         _contiguous[dtype, finish](y, x, rows, queue)
+    elif finish == Finish.PROBABILITIES:
+        # Not worth kernels of its own.
+        online[dtype, 512, 4](y, x, rows, queue)
+    else:
+        columns[finish](MemoryTarget(y), MemorySource(x), rows, queue)
 
 
 def _contiguous[

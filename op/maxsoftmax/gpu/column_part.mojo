@@ -34,6 +34,8 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool](
     Parameters:
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
+        counted: Whether its bounds are counts of 32 bits, which is best where a vector's address is a multiple of its
+            index away; otherwise they are positions, as computed logits are asked for by them.
     """
 
     comptime deep = COLUMN_THREADS // Self.lanes
@@ -50,11 +52,11 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool](
     var start: Int
     """The block's first position."""
     var first: Int
-    """This thread's."""
+    """This thread's first."""
     var end: Int
-    """The one after its last; no more than `start` where the lane is beyond the last."""
+    """The one after the block's last; no more than `start` where the lane is beyond the last."""
     var count: Int32
-    """Positions of the block."""
+    """Positions of the block; none where the lane is beyond the last."""
     var ahead: Int32
     """How many of them are not before this thread's first."""
 

@@ -2,7 +2,7 @@
 
 Neighbouring threads take neighbouring rows, so that their accesses coalesce although each row's own elements are
 `inner` apart. A block is a matrix of threads: as many columns as rows it takes, up to a warp's 32, and the threads of a
-column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times.
+column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times, or computes it twice.
 """
 
 from std.bit import next_power_of_two
@@ -19,42 +19,41 @@ from max.gpu import (
 
 from ..exponential import Unit
 from ..finish import Finish
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from ..online import MaxSum, Sum, accumulator
 from ..queue import Queue
-from ..rows import Rows, Source, Target
+from ..rows import Rows
 from .overlap import follow, overlapped
 from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
+
+comptime COLUMNS_BLOCK_SIZE = 512
+"""Threads a block where nothing else is asked for."""
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
 )
 def columns_kernel[
-    dtype: DType, finish: Finish, block_size: Int
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    outer: Int64,
-    n: Int64,
-    inner: Int64,
-    columns: Int64,
-):
+    S: RowSource, T: RowTarget, finish: Finish, block_size: Int
+](y: T, x: S, outer: Int64, n: Int64, inner: Int64, columns: Int64):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: Where logits come from.
+        T: Where results go.
         finish: What of each row is written.
         block_size: Threads a block, a power of two.
 
     Args:
-        y: Probabilities, or what else is written; may be the same memory as `x`.
+        y: Results; of logits in memory maybe the same memory as `x`.
         x: Logits.
         outer: First dimension.
         n: Length of the rows.
         inner: Last dimension, and the distance between neighbours in a row.
         columns: Rows a block takes at a time, a power of two up to `block_size`.
     """
-    comptime accum = accumulator[dtype]()
+    comptime accum = accumulator[S.elements]()
     var maxima = unsafe_stack_allocation[
         block_size, Scalar[accum], address_space=AddressSpace.SHARED
     ]()
@@ -68,73 +67,107 @@ def columns_kernel[
 
     follow()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
-        var column = tile % tiles * Int(columns) + thread % Int(columns)
+        var before = tile // tiles
+        var after = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
-        var end = Int(n) if column < Int(inner) else 0
-        var offset = tile // tiles * Int(n) * Int(inner) + column
-        var logits = x.unsafe_offset(offset)
-        var probabilities = y.unsafe_offset(offset)
-
-        var m = neg_inf[accum]()
-        for i in range(start, end, step):
-            m = max(m, logits[unsafe_offset=i * Int(inner)].cast[accum]())
-        m = tree_reduce[block_size, larger[accum]](
-            maxima, thread, m, Int(columns)
+        var taken = after < Int(inner)
+        var source = x.column(
+            before, after if taken else 0, 0, 1, Int(n), Int(inner)
         )
-
-        var unit = Unit(m)
-        var d = Sum[accum, 1]()
-        for i in range(start, end, step):
-            d.add(unit.exp(logits[unsafe_offset=i * Int(inner)].cast[accum]()))
-        var row_d = tree_reduce[block_size, plus[accum]](
-            sums, thread, d, Int(columns)
-        )
-
-        var pair = MaxSum[accum, 1](m, row_d)
-        comptime if finish == Finish.PAIR:
-            if start == 0 and column < Int(inner):
-                var row = tile // tiles * Int(inner) + column
-                var to = y.unsafe_bitcast[Scalar[accum]]().unsafe_offset(
-                    2 * row
+        var end = Int(n) if taken else 0
+        var length = end
+        comptime if S.is_causal:
+            length = min(end, source.length(Int(n)))
+        var pair = MaxSum[accum, 1]()
+        comptime if S.in_memory:
+            for i in range(start, length, step):
+                pair.m = max(pair.m, source.load[1](i).cast[accum]())
+        else:
+            # Computed once more they may cost more than the exponentials here.
+            for i in range(start, length, step):
+                pair.add(
+                    Array[SIMD[accum, 1], 1](
+                        fill=source.load[1](i).cast[accum]()
+                    )
                 )
-                to[unsafe_offset=0] = m
+        var m = tree_reduce[block_size, larger[accum]](
+            maxima, thread, pair.m, Int(columns)
+        )
+        var d = Sum[accum, 1]()
+        comptime if S.in_memory:
+            var unit = Unit(m)
+            for i in range(start, length, step):
+                d.add(unit.exp(source.load[1](i).cast[accum]()))
+        else:
+            d = pair.collapse(m)
+        pair = MaxSum[accum, 1](
+            m,
+            tree_reduce[block_size, plus[accum]](sums, thread, d, Int(columns)),
+        )
+        comptime if S.has_sink:
+            if taken:
+                pair.add(
+                    Array[SIMD[accum, 1], 1](
+                        fill=x.sink[1](before, after).cast[accum]()
+                    )
+                )
+        comptime if finish == Finish.PAIR:
+            if start == 0 and taken:
+                var to = y.pairs[accum]().unsafe_offset(
+                    2 * (before * Int(inner) + after)
+                )
+                to[unsafe_offset=0] = pair.m
                 to[unsafe_offset=1] = pair.relative()
             continue
 
-        comptime if finish == Finish.LOGARITHMS:
-            var row = pair.logarithms()
-            for i in range(start, end, step):
-                var logit = logits[unsafe_offset=i * Int(inner)]
-                probabilities[unsafe_offset=i * Int(inner)] = row.probability(
-                    logit.cast[accum]()
-                ).cast[dtype]()
-        else:
-            var row = pair.normalizer()
-            for i in range(start, end, step):
-                var logit = logits[unsafe_offset=i * Int(inner)]
-                probabilities[unsafe_offset=i * Int(inner)] = row.probability(
-                    logit.cast[accum]()
-                ).cast[dtype]()
+        # One of the two is used.
+        var normalizer = pair.normalizer()
+        var logarithms = pair.logarithms()
+        comptime nothing = neg_inf[
+            accum
+        ]() if finish == Finish.LOGARITHMS else Scalar[accum](0)
+        var empty = Bool(pair.m == neg_inf[accum]() and pair.d.value == 0)
+        var target = y.column(
+            before, after if taken else 0, 0, 1, Int(n), Int(inner)
+        )
+        for i in range(start, end, step):
+            var logit = SIMD[accum, 1](neg_inf[accum]())
+            if not S.is_causal or i < length:
+                logit = source.load[1](i).cast[accum]()
+            var value: SIMD[accum, 1]
+            comptime if finish == Finish.LOGARITHMS:
+                value = logarithms.probability(logit)
+            else:
+                value = normalizer.probability(logit)
+            if x.is_masked():
+                if empty:
+                    value = nothing
+            target.store(i, value.cast[T.Column.stored]())
 
 
 def columns[
-    dtype: DType, finish: Finish, block_size: Int
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    block_size: Int = COLUMNS_BLOCK_SIZE,
+](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches `columns_kernel`, a block for every 32 neighbouring rows.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: Where logits come from.
+        T: Where results go.
         finish: What of each row is written.
         block_size: Threads a block, a power of two.
 
     Args:
-        y: Probabilities, or what else is written.
+        y: Results.
         x: Logits.
         rows: Rows along any axis.
         queue: Where kernels are launched.
     """
     var width = min(32, block_size, next_power_of_two(rows.inner))
-    queue.launch[columns_kernel[dtype, finish, block_size]](
+    queue.launch[columns_kernel[S, T, finish, block_size]](
         y,
         x,
         Int64(rows.outer),

@@ -9,14 +9,16 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..queue import Queue
+from ..finish import Finish
+from ..io.sink import WithSink
 from ..logits import Logits
+from ..queue import Queue
 from ..results import Results
 from .cluster import PORTABLE_BLOCKS, has_clusters
-from .fused_columns import fused_columns
 from .fused_tile import fused_tile_kernel, kept_dtype
 from .fused_twice import rows_kernel
 from .overlap import overlapped
+from .strided import strided
 from .stripe import VECTOR_BYTES
 from .tree_reduction import MAX_GRID
 
@@ -244,7 +246,10 @@ def fused[
             long[1]()
 
     comptime if axis != rank - 1:
-        fused_columns[has_sink](y, x, sink, queue)
+        comptime if has_sink:
+            strided[Finish.PROBABILITIES](y, WithSink(x, sink), rows, queue)
+        else:
+            strided[Finish.PROBABILITIES](y, x, rows, queue)
     elif in_dtype == DType.float64:
         # Not worth kernels of its own.
         long[1]()

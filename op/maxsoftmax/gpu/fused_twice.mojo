@@ -1,9 +1,7 @@
-"""Logits that are computed as they are read, of rows that do not fit on the chip, and of columns of float64 or of more than 32 bits
-can count: once for the sum, and again for the probabilities.
+"""Logits that are computed as they are read, of rows that do not fit on the chip: once for the sum, and again for the
+probabilities.
 """
 
-from std.math import ceildiv
-from std.memory import unsafe_stack_allocation
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -15,10 +13,9 @@ from max.gpu import (
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..logits import Logits
-from ..online import MaxSum, Sum, accumulator
+from ..online import MaxSum, accumulator
 from ..results import Results
 from .overlap import follow
-from .tree_reduction import larger, plus, tree_reduce
 from .warp_reduction import pair_reduce
 
 
@@ -113,100 +110,3 @@ def rows_kernel[
             if i < row.length:
                 logits = row.load[width, width](i)
             store(i, logits)
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
-)
-def columns_kernel[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    has_sink: Bool,
-    block_size: Int,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    outer: Int64,
-    n: Int64,
-    inner: Int64,
-    columns: Int64,
-):
-    """Writes the softmax along an axis that is not the last, threads along `inner` so that their accesses coalesce.
-
-    Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The axis.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        has_sink: Whether there is one more logit a row, in the denominator only.
-        block_size: Threads a block, a power of two.
-
-    Args:
-        y: Probabilities.
-        x: Logits.
-        sink: The additional logits.
-        outer: Product of the dimensions before the axis.
-        n: Length of the axis.
-        inner: Product of the dimensions after the axis.
-        columns: Rows a block takes at a time, a power of two up to `block_size`.
-    """
-    comptime accum = accumulator[in_dtype]()
-    var maxima = unsafe_stack_allocation[
-        block_size, Scalar[accum], address_space=AddressSpace.SHARED
-    ]()
-    var sums = unsafe_stack_allocation[
-        block_size, Sum[accum, 1], address_space=AddressSpace.SHARED
-    ]()
-    var thread = Int(thread_idx.x)
-    var start = thread // Int(columns)
-    var step = block_size // Int(columns)
-    var tiles = ceildiv(Int(inner), Int(columns))
-    follow()
-    for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
-        var before = tile // tiles
-        var after = tile % tiles * Int(columns) + thread % Int(columns)
-        # Threads beyond the last row only keep the others company at the barriers.
-        var taken = after < Int(inner)
-        var row = x.row(before, after if taken else 0)
-        var pair = MaxSum[accum, 1]()
-        for i in range(start, row.length if taken else 0, step):
-            pair.add(Array[SIMD[accum, 1], 1](fill=row.load[1](i)))
-        var m = tree_reduce[block_size, larger[accum]](
-            maxima, thread, pair.m, Int(columns)
-        )
-        var d = tree_reduce[block_size, plus[accum]](
-            sums, thread, pair.collapse(m), Int(columns)
-        )
-        var whole = MaxSum[accum, 1](m, d)
-        comptime if has_sink:
-            if taken:
-                whole.add(
-                    Array[SIMD[accum, 1], 1](
-                        fill=sink.row(before, after).load[1](0)
-                    )
-                )
-        var normalizer = whole.normalizer()
-        var empty = Bool(m == neg_inf[accum]() and whole.d.value == 0)
-        var target = y.row(before, after if taken else 0)
-        for i in range(start, Int(n) if taken else 0, step):
-            var logit = SIMD[accum, 1](neg_inf[accum]())
-            if i < row.length:
-                logit = row.load[1](i)
-            var value = normalizer.probability(logit)
-            if x.masked:
-                if empty:
-                    value = 0
-            target.store(i, value.cast[out_dtype]())

@@ -178,11 +178,13 @@ def resident_columns_kernel[
     comptime if S.has_sink:
         var logits = none
         if index < UInt32(all):
-            logits = x.sink[width](part.outer, part.inner)
+            logits = x.sink[width](part.outer, part.inner).cast[DType.float32]()
         pair = pair.joined[exact](logits)
     comptime if finish == Finish.PAIR:
         if thread < lanes and cluster.rank == 0 and index < UInt32(all):
-            write_pair[exact](y.pairs(), Int(index) * width, pair)
+            write_pair[exact](
+                y.pairs[DType.float32](), Int(index) * width, pair
+            )
         return
 
     # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.

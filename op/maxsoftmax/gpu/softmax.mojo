@@ -1,6 +1,7 @@
 """Softmax on the GPU: chooses the kernel for an axis."""
 
 from ..finish import Finish
+from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
 from ..rows import Rows, Source, Target
 from .choose import auto
@@ -44,7 +45,9 @@ def softmax[
     comptime if algorithm == "auto":
         auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, queue)
     elif not contiguous:
-        columns[dtype, Finish.PROBABILITIES, block_size](y, x, rows, queue)
+        columns[Finish.PROBABILITIES, block_size](
+            MemoryTarget(y), MemorySource(x), rows, queue
+        )
     elif algorithm == "tree":
         tree[dtype, block_size](y, x, rows, queue)
     elif algorithm == "elementwise":

@@ -300,10 +300,14 @@ def streaming_results_kernel[
         if index >= UInt32(total):
             return
     comptime if S.has_sink:
-        pair = pair.joined[exact](x.sink[width](part.outer, part.inner))
+        pair = pair.joined[exact](
+            x.sink[width](part.outer, part.inner).cast[DType.float32]()
+        )
     comptime if finish == Finish.PAIR:
         if span == 0 and thread < lanes and index < UInt32(total):
-            write_pair[exact](y.pairs(), Int(index) * width, pair)
+            write_pair[exact](
+                y.pairs[DType.float32](), Int(index) * width, pair
+            )
         return
     var scale = Scale[exact, width](pair.m)
     var factor = end[finish, exact](pair, x.is_masked())

@@ -13,6 +13,7 @@ from ..io.target import RowTarget
 from ..queue import Queue
 from ..rows import Rows
 from .cluster import PORTABLE_BLOCKS, has_clusters
+from .columns import columns
 from .resident_columns import resident_columns, resident_room
 from .streaming_columns import streaming_columns
 from .stripe import VECTOR_BYTES
@@ -20,11 +21,11 @@ from .stripe import VECTOR_BYTES
 
 def strided[
     S: RowSource, T: RowTarget, //, finish: Finish
-](y: T, x: S, rows: Rows, queue: Queue) raises -> Bool:
+](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
     Parameters:
-        S: Where logits come from, of 4 bytes or 2.
+        S: Where logits come from.
         T: Where results go.
         finish: What of each row is written.
 
@@ -33,23 +34,24 @@ def strided[
         x: Logits.
         rows: How the tensors are divided into rows, none of them empty.
         queue: Where kernels are launched.
-
-    Returns:
-        Whether there is such a kernel: all count in 32 bits.
     """
-    comptime width = VECTOR_BYTES // size_of[T.Column.stored]()
-    comptime most = (1 << 31) - 1
-    if rows.n > most // 2 or rows.count() > most:
-        return False
-    if (
-        rows.inner % width == 0
-        and x.in_vectors[width]()
-        and y.in_vectors[width]()
-    ):
-        _in_vectors[finish, width](y, x, rows, queue)
+    comptime if S.elements == DType.float64:
+        # Not worth kernels of its own.
+        columns[finish](y, x, rows, queue)
     else:
-        _in_elements[finish](y, x, rows, queue)
-    return True
+        comptime width = VECTOR_BYTES // size_of[T.Column.stored]()
+        comptime most = (1 << 31) - 1
+        if rows.n > most // 2 or rows.count() > most:
+            # The others count in 32 bits.
+            columns[finish](y, x, rows, queue)
+        elif (
+            rows.inner % width == 0
+            and x.in_vectors[width]()
+            and y.in_vectors[width]()
+        ):
+            _in_vectors[finish, width](y, x, rows, queue)
+        else:
+            _in_elements[finish](y, x, rows, queue)
 
 
 def _in_vectors[

@@ -121,10 +121,10 @@ struct MemoryTarget[dtype: DType](RowTarget):
         }
 
     @inline(.always)
-    def pairs(self) -> Target[DType.float32]:
+    def pairs[accum: DType](self) -> Target[accum]:
         """Returns where the pair of row 0 goes: to the same memory, whatever its type says.
         """
-        return self.memory.unsafe_bitcast[Float32]()
+        return self.memory.unsafe_bitcast[Scalar[accum]]()
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:

@@ -46,12 +46,12 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
     @inline(.always)
     def sink[
         width: Int
-    ](self, outer: Int, inner: Int) -> SIMD[DType.float32, width]:
+    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
         """Returns the additional logits of `width` neighbouring rows."""
         return (
             self.sinks.column(outer, inner, 0, 1, 1, 1)
             .load[width](0)
-            .cast[DType.float32]()
+            .cast[Self.Column.loaded]()
         )
 
     @inline(.always)

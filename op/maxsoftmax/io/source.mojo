@@ -80,10 +80,10 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
     @inline(.always)
     def sink[
         width: Int
-    ](self, outer: Int, inner: Int) -> SIMD[DType.float32, width]:
+    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
         """Returns the additional logits of `width` neighbouring rows, the first of them as for `column`.
         """
-        return SIMD[DType.float32, width](neg_inf[DType.float32]())
+        return SIMD[Self.Column.loaded, width](neg_inf[Self.Column.loaded]())
 
     def in_vectors[width: Int](self) -> Bool:
         """Returns whether `width` neighbours can be had at a time, given that `inner` is a multiple of it.

@@ -45,7 +45,7 @@ trait RowTarget(DevicePassable, TrivialRegisterPassable):
         """
         ...
 
-    def pairs(self) -> Target[DType.float32]:
+    def pairs[accum: DType](self) -> Target[accum]:
         """Returns where the pair of row 0 goes, if pairs are what is written: to memory, the one row after the other.
         """
         ...
