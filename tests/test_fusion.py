@@ -14,8 +14,15 @@ from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
 from maxsoftmax import runtime
 
-TERMS = ["along the first axis, then a mask along the last", "by name, then others"]
-"""Those in which something is added to probabilities."""
+TERMS = [
+    "along the first axis, then a mask along the last",
+    "by name, then others",
+    "logarithms of scale and mask",
+    "logarithms, where, along another axis",
+    "logarithms by name, then others",
+    "logarithms, then dropout and a cast",
+]
+"""Those in which terms nearly cancel out."""
 SHAPES = [(2, 5, 64), (3, 4, 67), (1, 3, 40_000), (2, 300, 31)]
 
 
@@ -31,6 +38,8 @@ def producers(x, mask, keep):
         "transposed": max_ops.softmax(max_ops.transpose(x, 1, 2)),
         "by name": maxsoftmax.ops.softmax(x * 2.0 + 1.0),
         "all forms": maxsoftmax.ops.softmax(x, scale=0.5, mask=keep, causal=True, temperature=2.0),
+        "logarithms of scale and mask": max_ops.logsoftmax(x * 0.25 + mask),
+        "logarithms, where, along another axis": maxsoftmax.ops.log_softmax(max_ops.where(keep, x * 0.75, low), axis=1),
     }
 
 
@@ -50,6 +59,8 @@ def consumers(x, mask, keep):
         "forms, then dropout and a cast": max_ops.cast(
             dropout(softmax(x, scale=0.5, mask=keep, causal=True)), DType.float16
         ),
+        "logarithms by name, then others": maxsoftmax.ops.log_softmax(x) * 3.0 - 1.0,
+        "logarithms, then dropout and a cast": max_ops.cast(dropout(max_ops.logsoftmax(x, axis=0)), DType.float16),
         "another axis and a sink": softmax(x, -2, sink=max_ops.constant(0.5, DType.float32, x.device)) * mask,
     }
 
@@ -57,7 +68,7 @@ def consumers(x, mask, keep):
 def expected(x, mask, keep):
     wide = x.astype(np.float64)
     seen = np.arange(x.shape[2]) <= np.arange(x.shape[1])[:, None] + x.shape[2] - x.shape[1]
-    softmax = scipy.special.softmax
+    softmax, log_softmax = scipy.special.softmax, scipy.special.log_softmax
     with np.errstate(invalid="ignore"):
         return {
             "scale and mask": softmax(wide * 0.125 + mask, axis=-1),
@@ -68,6 +79,8 @@ def expected(x, mask, keep):
             "transposed": softmax(wide.transpose(0, 2, 1), axis=-1),
             "by name": softmax(wide * 2 + 1, axis=-1),
             "all forms": np.nan_to_num(softmax(np.where(keep & seen, wide / 4, -np.inf), axis=-1)),
+            "logarithms of scale and mask": log_softmax(wide * 0.25 + mask, axis=-1),
+            "logarithms, where, along another axis": log_softmax(np.where(keep, wide * 0.75, -np.inf), axis=1),
             "cast of probabilities": softmax(wide, axis=-1),
             "dropout": softmax(wide * 0.125, axis=-1) * keep * 1.25,
             "dropout along another axis": softmax(wide, axis=1) * keep * 1.25,
@@ -75,6 +88,8 @@ def expected(x, mask, keep):
             "by name, then others": softmax(wide, axis=-1) * 3 - 1,
             "forms, then dropout and a cast": 1.25
             * np.nan_to_num(softmax(np.where(keep & seen, wide / 2, -np.inf), axis=-1) * keep),
+            "logarithms by name, then others": log_softmax(wide, axis=-1) * 3 - 1,
+            "logarithms, then dropout and a cast": np.where(keep, log_softmax(wide, axis=0) * 1.25, 0),
             "another axis and a sink": mask * np.exp(wide) / (np.exp(wide).sum(axis=1, keepdims=True) + np.exp(0.5)),
         }
 

@@ -306,6 +306,59 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
         return Unit(self.m).over(Unit(larger.m).lowered())
 
 
+struct QuickScale(TrivialRegisterPassable):
+    """Exponentials in float32 of two operations: e^(x - m), where m is the largest x, times a factor that all of them share.
+
+    The product x·log2 e is not rounded before a constant near m·log2 e is subtracted; what that constant differs by is the factor.
+    The relative error is below 2^-22 + 2^-23 · |x - m|: enough for a sum that only its logarithm is needed of.
+    """
+
+    var slope: Float32
+    """What x is multiplied by: log2 e, or a power of two where m is so large that of the others nothing is left."""
+    var intercept: Float32
+    """What is added to the product."""
+
+    @inline(.always)
+    def __init__(out self, m: Float32):
+        """The scale of maximum `m`; any if it is -inf."""
+        # Numbers that are this large are 16 or more apart, and the exponent that is left of m at most as much.
+        comptime large = Float32(1 << 28)
+        comptime huge = bitcast[DType.float32](UInt32((127 + 100) << 23))
+        comptime tiny = bitcast[DType.float32](UInt32((127 - 60) << 23))
+        var size = abs(m)
+        var slope = Float32(1.4426950408889634)
+        if not size < large and m != neg_inf[DType.float32]():
+            slope = Float32(4) if size < huge else tiny
+        self.slope = slope
+        self.intercept = (
+            Float32(0) if m == neg_inf[DType.float32]() else -(m * slope)
+        )
+
+    @inline(.always)
+    def exponent[
+        width: SIMDLength, //
+    ](self, x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """Returns the binary logarithm of `exp`."""
+        return x.fma(
+            SIMD[DType.float32, width](self.slope),
+            SIMD[DType.float32, width](self.intercept),
+        )
+
+    @inline(.always)
+    def exp[
+        width: SIMDLength, //
+    ](self, x: SIMD[DType.float32, width]) -> SIMD[DType.float32, width]:
+        """Returns e^(x - m) times the factor.
+
+        Parameters:
+            width: How many.
+
+        Args:
+            x: Values up to m, -inf or NaN. Where m is inf or NaN, NaN may come out.
+        """
+        return exp2(self.exponent(x))
+
+
 @inline(.always)
 def quick_exp[
     width: SIMDLength, //

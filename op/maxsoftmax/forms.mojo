@@ -5,6 +5,7 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
+from .finish import Finish
 from .kernels import Kernels
 from .logits import Logits
 from .online import accumulator
@@ -253,4 +254,6 @@ def formed_softmax[
     var sinks = Logits[_Sink[dtype], accum, rank, AXIS, False](
         _Sink(forms), ones, forms.masked
     )
-    K.fused[has_sink=True](results, logits, sinks, queue)
+    K.fused[has_sink=True, finish=Finish.PROBABILITIES](
+        results, logits, sinks, queue
+    )

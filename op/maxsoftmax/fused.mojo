@@ -6,12 +6,19 @@ from extensibility import _FusedOutputTensor as FusedOutputTensor
 
 from max.gpu.host.info import is_cpu
 
-from . import gpu
 from .cpu.kernels import Cpu
+from .finish import Finish
+from .gpu.kernels import Gpu
+from .kernels import Kernels
 from .logits import Logits, address, is_plain
 from .results import Results
 from .queue import Queue
 from .rows import Rows
+
+comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
+    target
+]() else Gpu
+"""The kernels of what MAX calls "cpu" or "gpu"."""
 
 
 @inline(.always)
@@ -20,21 +27,23 @@ def softmax[
     axis: Int,
     has_prologue_fusion: Bool,
     has_epilogue_fusion: Bool,
+    finish: Finish = Finish.PROBABILITIES,
 ](
     y: FusedOutputTensor,
     x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
     queue: Queue,
 ) raises:
-    """Computes softmax by `auto`, in one kernel together with what computes its input and what its output is for.
+    """Computes softmax or its logarithm by `auto`, in one kernel together with what computes its input and what its output is for.
 
     Parameters:
         target: Where to compute: "cpu" or "gpu".
         axis: Which axis sums to 1, counted from 0.
         has_prologue_fusion: Whether MAX fused anything into the input.
         has_epilogue_fusion: Whether MAX fused anything into the output.
+        finish: What of each row is written: an element for each of its own.
 
     Args:
-        y: Probabilities, of the shape and dtype of `x`.
+        y: Probabilities, or their logarithms, of the shape and dtype of `x`.
         x: Logits.
         queue: The device.
     """
@@ -48,18 +57,13 @@ def softmax[
     comptime if plain and not has_epilogue_fusion:
         var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
         var source_ptr = address[x.dtype, x.rank](x.in_fusion)
-        comptime if is_cpu[target]():
-            Cpu.softmax["auto", y.dtype, 128, 4, contiguous](
-                target_ptr, source_ptr, rows, queue
-            )
-        else:
-            gpu.softmax["auto", y.dtype, 128, 4, contiguous](
-                target_ptr, source_ptr, rows, queue
-            )
-    else:
-        masked_softmax[target, axis, False, False, False, has_epilogue_fusion](
-            y, x, x, queue
+        KernelsOf[target].auto[y.dtype, finish, contiguous](
+            target_ptr, source_ptr, rows, queue
         )
+    else:
+        masked_softmax[
+            target, axis, False, False, False, has_epilogue_fusion, finish
+        ](y, x, x, queue)
 
 
 @inline(.always)
@@ -70,13 +74,14 @@ def masked_softmax[
     masked: Bool,
     has_sink: Bool,
     has_epilogue_fusion: Bool,
+    finish: Finish = Finish.PROBABILITIES,
 ](
     y: FusedOutputTensor,
     x: FusedInputTensor[rank=y.rank, ...],
     sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
     queue: Queue,
 ) raises:
-    """Computes softmax as attention has it.
+    """Computes softmax as attention has it, or its logarithm.
 
     Parameters:
         target: Where to compute: "cpu" or "gpu".
@@ -85,9 +90,10 @@ def masked_softmax[
         masked: Whether a row of nothing but -inf gives 0, not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         has_epilogue_fusion: Whether MAX fused anything into the output.
+        finish: What of each row is written: an element for each of its own.
 
     Args:
-        y: Probabilities, of the shape of `x`.
+        y: Probabilities, or their logarithms, of the shape of `x`.
         x: Logits.
         sink: The additional logits, of length 1 along `axis`; not looked at if there are none.
         queue: The device.
@@ -107,7 +113,6 @@ def masked_softmax[
     var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
         sink.in_fusion, sink.shape(), masked
     )
-    comptime if is_cpu[target]():
-        Cpu.fused[has_sink=has_sink](results, logits, sinks, queue)
-    else:
-        gpu.fused[has_sink](results, logits, sinks, queue)
+    KernelsOf[target].fused[has_sink=has_sink, finish=finish](
+        results, logits, sinks, queue
+    )

@@ -120,11 +120,13 @@ trait Kernels:
         epilogue: Bool,
         //,
         has_sink: Bool,
+        finish: Finish,
     ](
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
         queue: Queue,
     ) raises:
-        """Writes softmax of logits that are computed as they are read."""
+        """Writes softmax of logits that are computed as they are read, or its logarithm.
+        """
         ...

@@ -13,24 +13,16 @@ from . import fused, gpu
 from .direct import (
     cross_entropy,
     cross_entropy_backward,
-    log_softmax,
     logsumexp,
     softmax,
     softmax_backward,
     statistics,
 )
-from .cpu.kernels import Cpu
-from .gpu.kernels import Gpu
-from .kernels import Kernels
+from .finish import Finish
+from .fused import KernelsOf
 from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
 from .rows import Rows, Source, Target, check_row_major
-
-
-comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
-    target
-]() else Gpu
-"""The kernels of what MAX calls "cpu" or "gpu"."""
 
 
 @compiler.register("softmax")
@@ -213,31 +205,40 @@ struct InMemory:
 
 @compiler.register("log_softmax")
 struct LogSoftmax:
-    """The op `log_softmax`: (x - max x) - ln Σ exp(x - max x) along one axis.
+    """The op `log_softmax`: (x - max x) - ln Σ exp(x - max x) along one axis, together with what computes its input.
     """
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int
+        target: StaticString,
+        axis: Int,
+        has_prologue_fusion: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
-        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        y: FusedOutputTensor,
+        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
-    ) raises:
+    ) capturing raises:
         """Computes the op.
 
         Parameters:
             target: Where to compute: "cpu" or "gpu".
             axis: Along which axis probabilities sum to 1, counted from 0.
+            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Logarithms of probabilities, of the shape and dtype of `x`.
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
-        log_softmax[KernelsOf[target], axis == x.rank - 1](
-            _target(y), _source(x), Rows.of[axis](x.shape()), ctx
-        )
+        fused.softmax[
+            target,
+            axis,
+            has_prologue_fusion,
+            has_epilogue_fusion,
+            Finish.LOGARITHMS,
+        ](y, x, ctx)
 
 
 @compiler.register("max_sum")

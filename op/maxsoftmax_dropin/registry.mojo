@@ -1,12 +1,12 @@
 """Every op of MAX that is replaced. A registration in a graph's own extension comes before the built-in one."""
 
 import extensibility as compiler
-from extensibility import InputTensor, OutputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _FusedOutputTensor as FusedOutputTensor
 from max.gpu.host import DeviceContext
 
-from maxsoftmax import fused, registry
+from maxsoftmax import fused
+from maxsoftmax.finish import Finish
 
 
 @compiler.register("mo.reduce.softmax")
@@ -49,17 +49,22 @@ struct LogSoftmax:
 
     @staticmethod
     def execute[
-        target: StaticString, axis: Int
+        target: StaticString,
+        axis: Int,
+        has_prologue_fusion: Bool,
+        has_epilogue_fusion: Bool,
     ](
-        y: OutputTensor,
-        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        y: FusedOutputTensor,
+        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
         ctx: DeviceContext,
-    ) raises:
+    ) capturing raises:
         """Computes the op.
 
         Parameters:
             target: Where to compute: "cpu" or "gpu".
             axis: Along which axis probabilities sum to 1; a negative one counts from the last.
+            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Logarithms of probabilities, of the shape and dtype of `x`.
@@ -67,4 +72,10 @@ struct LogSoftmax:
             ctx: The device.
         """
         comptime place = axis if axis >= 0 else axis + x.rank
-        registry.LogSoftmax.execute[target, place](y, x, ctx)
+        fused.softmax[
+            target,
+            place,
+            has_prologue_fusion,
+            has_epilogue_fusion,
+            Finish.LOGARITHMS,
+        ](y, x, ctx)

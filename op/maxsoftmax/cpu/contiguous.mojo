@@ -182,9 +182,10 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
 
     @inline(.always)
     def _stays(self) -> Bool:
-        """Returns whether the exponentials of a row are wanted again and stay in a core's cache.
+        """Returns whether what is known of a row's elements is wanted again and stays in a core's cache: exponentials, to be
+        divided, or what was computed, to be summed.
         """
-        comptime if not Self.O.divides:
+        comptime if not (Self.O.divides or Self.S.is_computed):
             return False
         return self.rows.n * size_of[Self.accum]() <= KEPT
 

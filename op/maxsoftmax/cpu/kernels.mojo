@@ -13,7 +13,7 @@ from ..rows import Rows, Source, Target
 from .cross_entropy import gradients, losses, wrong_target
 from .memory import store
 from .naive import naive
-from .operations import LogSoftmax, Softmax, SoftmaxGradient, Statistics
+from .operations import LogSoftmax, Operation, Softmax, SoftmaxGradient, Statistics
 from .sources import Computed, Memory
 from .targets import HandedOn, ToMemory
 from .walk import lanes_of, walk
@@ -51,7 +51,7 @@ struct Cpu(Kernels):
             var operation = Softmax[dtype, lanes](False)
             walk[contiguous](source, operation, target, rows, queue)
         elif finish == Finish.LOGARITHMS:
-            var operation = LogSoftmax[dtype, lanes]()
+            var operation = LogSoftmax[dtype, lanes](False)
             walk[contiguous](source, operation, target, rows, queue)
         else:
             comptime accum = accumulator[dtype]()
@@ -156,31 +156,41 @@ struct Cpu(Kernels):
         epilogue: Bool,
         //,
         has_sink: Bool,
+        finish: Finish,
     ](
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
         queue: Queue,
     ) raises:
-        """Writes softmax of logits that are computed as they are read."""
+        """Writes softmax of logits that are computed as they are read, or its logarithm.
+        """
         comptime contiguous = axis == rank - 1
         var source = Computed[
             Fusion, Sink, in_dtype, rank, axis, causal, has_sink
         ](x, sink)
-        var operation = Softmax[in_dtype, lanes_of[in_dtype, contiguous]](
-            x.masked
-        )
+        comptime lanes = lanes_of[in_dtype, contiguous]
         var rows = x.rows()
         var line = x.shape[rank - 1]
-        comptime if epilogue:
-            var results = rebind[Results[Out, out_dtype, rank, axis, True]](y)
-            var target = HandedOn[Out, out_dtype, rank, axis](
-                results, results.row(0, 0)
-            )
-            walk[contiguous](source, operation, target, rows, queue, line)
+
+        @inline(.always)
+        def by(operation: Some[Operation]) raises {imm}:
+            comptime if epilogue:
+                var results = rebind[Results[Out, out_dtype, rank, axis, True]](
+                    y
+                )
+                var target = HandedOn[Out, out_dtype, rank, axis](
+                    results, results.row(0, 0)
+                )
+                walk[contiguous](source, operation, target, rows, queue, line)
+            else:
+                var target = ToMemory[out_dtype, contiguous](y.memory, rows)
+                walk[contiguous](source, operation, target, rows, queue, line)
+
+        comptime if finish == Finish.LOGARITHMS:
+            by(LogSoftmax[in_dtype, lanes](x.masked))
         else:
-            var target = ToMemory[out_dtype, contiguous](y.memory, rows)
-            walk[contiguous](source, operation, target, rows, queue, line)
+            by(Softmax[in_dtype, lanes](x.masked))
 
 
 def _statistics[

@@ -146,11 +146,24 @@ struct LogSoftmax[dtype: DType, rows: SIMDLength](Operation):
     comptime lanes = Self.rows
     comptime State = Logarithms[Self.accum, Self.lanes]
 
-    # In place it would slow down what is around it: 64×64 float32 by a sixth.
-    @inline(.never)
+    var masked: Bool
+    """Whether a row of nothing but -inf gives -inf, not NaN."""
+
+    @inline(.always)
     def state(
         self, total: MaxSum[Self.accum, Self.lanes], place: Place
     ) -> Self.State:
+        var result = Self._logarithms(total)
+        if self.masked:
+            var empty = total.m.eq(neg_inf[Self.accum]()) & total.d.value.eq(0)
+            result.m = empty.select(type_of(result.m)(0), result.m)
+            result.log_d = empty.select(type_of(result.m)(0), result.log_d)
+        return result
+
+    # In place it would slow down what is around it: 64×64 float32 by a sixth.
+    @staticmethod
+    @inline(.never)
+    def _logarithms(total: MaxSum[Self.accum, Self.lanes]) -> Self.State:
         return total.logarithms()
 
     @inline(.always)

@@ -41,13 +41,14 @@ def fused[
     epilogue: Bool,
     //,
     has_sink: Bool,
+    finish: Finish = Finish.PROBABILITIES,
 ](
     y: Results[Out, out_dtype, rank, axis, epilogue],
     x: Logits[Fusion, in_dtype, rank, axis, causal],
     sink: Logits[Sink, in_dtype, rank, axis, False],
     queue: Queue,
 ) raises:
-    """Enqueues the softmax of every row of `x` into `y`.
+    """Enqueues the softmax of every row of `x`, or its logarithm, into `y`.
 
     Parameters:
         Fusion: What computes the logits.
@@ -60,6 +61,7 @@ def fused[
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
         has_sink: Whether there is one more logit a row, in the denominator only.
+        finish: What of each row is written: an element for each of its own.
 
     Args:
         y: Probabilities, in no memory that is read for `x`.
@@ -86,6 +88,7 @@ def fused[
         causal,
         epilogue,
         has_sink,
+        finish,
         block_size,
         team,
         vectors,
@@ -173,6 +176,7 @@ def fused[
                 causal,
                 epilogue,
                 has_sink,
+                finish,
                 BLOCK_SIZE,
                 8,
                 width,
@@ -247,9 +251,9 @@ def fused[
 
     comptime if axis != rank - 1:
         comptime if has_sink:
-            strided[Finish.PROBABILITIES](y, WithSink(x, sink), rows, queue)
+            strided[finish](y, WithSink(x, sink), rows, queue)
         else:
-            strided[Finish.PROBABILITIES](y, x, rows, queue)
+            strided[finish](y, x, rows, queue)
     elif in_dtype == DType.float64:
         # Not worth kernels of its own.
         long[1]()

@@ -17,7 +17,8 @@ from max.gpu import (
 )
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..exponential import Scale, quick_exp
+from ..exponential import Scale, logarithm, quick_exp
+from ..finish import Finish
 from ..logits import Logits
 from ..online import Sum
 from ..results import Results
@@ -67,6 +68,7 @@ def fused_tile_kernel[
     causal: Bool,
     epilogue: Bool,
     has_sink: Bool,
+    finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
@@ -81,7 +83,7 @@ def fused_tile_kernel[
     n: Int64,
     share: Int64,
 ):
-    """Writes the softmax of `rows` rows of `n` along the last axis, a team of threads for each.
+    """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a team of threads for each.
 
     Parameters:
         Fusion: What computes the logits.
@@ -94,6 +96,7 @@ def fused_tile_kernel[
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
         has_sink: Whether there is one more logit a row, in the denominator only.
+        finish: What of each row is written: an element for each of its own.
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
         vectors: Vectors that a thread keeps in registers.
@@ -118,7 +121,9 @@ def fused_tile_kernel[
     comptime warps = max(1, team // WARP_SIZE)
     comptime step = team * width
     comptime Kept = Slots[kept_dtype[in_dtype](), team, width]
-    comptime keeps = Kept.dtype == DType.float32
+    # What is needed again is kept in place of the logits.
+    comptime exponentials = finish == Finish.PROBABILITIES
+    comptime keeps = exponentials and Kept.dtype == DType.float32
     var maxima = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
@@ -184,9 +189,11 @@ def fused_tile_kernel[
         comptime for j in range(i, min(i + GROUP, vectors)):
             # The same way for all of a team: rows may be much shorter than what it has room for.
             if start + j * step < length:
-                held[j] = exponential(held[j])
-                terms += held[j]
-            else:
+                var e = exponential(held[j])
+                comptime if exponentials:
+                    held[j] = e
+                terms += e
+            elif exponentials:
                 held[j] = 0
         add[exact](sum, terms)
     comptime if slotted:
@@ -200,7 +207,7 @@ def fused_tile_kernel[
     # What the exponentials are to be multiplied by to be in the unit that the sum is in, or the lowered one.
     var rest = Float32(1)
     var pair = Pair(m, d)
-    comptime if clustered or has_sink:
+    comptime if clustered or has_sink or not exponentials:
         pair = Pair(m, in_unit[quick](d, scale))
         comptime if clustered:
             pair = cluster.merge[exact](pair)
@@ -216,29 +223,37 @@ def fused_tile_kernel[
             rest = scale.over(of_row)
         if m == neg_inf[DType.float32]():
             rest = 0
-    var factor = pair.reciprocal[exact and (clustered or has_sink)]()
+    var factor: Float32
+    comptime if exponentials:
+        factor = pair.reciprocal[exact and (clustered or has_sink)]()
+    else:
+        factor = logarithm(pair.relative[exact]())
     if x.masked:
         if pair.m == neg_inf[DType.float32]():
             # All exponentials are as good as 0, and nothing is left of them.
             factor = 0
+            pair.m = 0
     var target = y.row(index, 0)
 
     @inline(.always)
-    def store(i: Int, exponentials: Vector) {imm}:
+    def store(i: Int, values: Vector) {imm}:
+        """Writes what becomes of the thread's exponentials, or logits, `i`."""
         if first + i * step < end:
-            target.store[width](
-                first + i * step,
-                (exponentials * rest * factor).cast[out_dtype](),
-            )
+            var result: Vector
+            comptime if exponentials:
+                result = values * rest * factor
+            else:
+                result = (values - pair.m) - factor
+            target.store[width](first + i * step, result.cast[out_dtype]())
 
     comptime for j in range(vectors):
         store(j, held[j])
     comptime if slotted:
         for i in range(vectors, rounds):
             var kept = slots.take(i - vectors).cast[DType.float32]()
-            comptime if keeps:
+            comptime if keeps or not exponentials:
                 store(i, kept)
             else:
                 store(i, exponential(kept))
         for i in range(max(vectors, rounds), ceildiv(end - start, step)):
-            store(i, 0)
+            store(i, 0 if exponentials else neg_inf[DType.float32]())

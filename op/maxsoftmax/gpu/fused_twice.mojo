@@ -12,6 +12,7 @@ from max.gpu import (
 )
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
+from ..finish import Finish
 from ..logits import Logits
 from ..online import MaxSum, accumulator
 from ..results import Results
@@ -33,6 +34,7 @@ def rows_kernel[
     causal: Bool,
     epilogue: Bool,
     has_sink: Bool,
+    finish: Finish,
     block_size: Int,
     vectors: Int,
     width: Int,
@@ -43,7 +45,7 @@ def rows_kernel[
     rows: Int64,
     n: Int64,
 ):
-    """Writes the softmax of `rows` rows of `n` along the last axis, a block for each.
+    """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a block for each.
 
     Parameters:
         Fusion: What computes the logits.
@@ -56,6 +58,7 @@ def rows_kernel[
         causal: Whether rows end at the diagonal.
         epilogue: Whether something takes the probabilities.
         has_sink: Whether there is one more logit a row, in the denominator only.
+        finish: What of each row is written: an element for each of its own.
         block_size: Threads a block, at least a warp.
         vectors: Vectors that a thread keeps in registers.
         width: Elements a vector, of which `n` is a multiple.
@@ -90,15 +93,24 @@ def rows_kernel[
             whole.add(
                 Array[SIMD[accum, 1], 1](fill=sink.row(index, 0).load[1](0))
             )
+        # One of the two is used.
         var normalizer = whole.normalizer()
+        var logarithms = whole.logarithms()
+        comptime nothing = neg_inf[
+            accum
+        ]() if finish == Finish.LOGARITHMS else Scalar[accum](0)
         var empty = Bool(whole.m == neg_inf[accum]() and whole.d.value == 0)
 
         @inline(.always)
         def store(i: Int, logits: Vector) {imm}:
-            var values = normalizer.probability(logits)
+            var values: Vector
+            comptime if finish == Finish.LOGARITHMS:
+                values = logarithms.probability(logits)
+            else:
+                values = normalizer.probability(logits)
             if x.masked:
                 if empty:
-                    values = 0
+                    values = nothing
             target.store[width](i, values.cast[out_dtype]())
 
         comptime for j in range(vectors):

@@ -128,11 +128,13 @@ struct Gpu(Kernels):
         epilogue: Bool,
         //,
         has_sink: Bool,
+        finish: Finish,
     ](
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
         queue: Queue,
     ) raises:
-        """Writes softmax of logits that are computed as they are read."""
-        fused[has_sink](y, x, sink, queue)
+        """Writes softmax of logits that are computed as they are read, or its logarithm.
+        """
+        fused[has_sink, finish](y, x, sink, queue)

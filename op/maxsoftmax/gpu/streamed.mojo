@@ -1,9 +1,10 @@
 """What `streaming` sums of a row, and what it writes of it: an operation is one of each."""
 
+from std.math import exp2
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ..exponential import Scale, logarithm, quick_exp
+from ..exponential import QuickScale, Scale, logarithm
 from ..finish import Finish
 from ..gradient import Gradient
 from ..online import Sum
@@ -102,7 +103,7 @@ trait Sums(TrivialRegisterPassable):
             most: Pairs a thread, at most.
 
         Args:
-            pairs: This thread's.
+            pairs: This thread's, if there are any.
             count: How many of them there are.
             scratch: Memory for two values a warp.
             thread: This thread's index in the block.
@@ -163,12 +164,15 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     var m: Float32
     """The maximum."""
     var d: Sum[DType.float32, Self.width]
-    """The sum; where it is for a logarithm, of e^(x - m)."""
+    """The sum; where it is for a logarithm, in the `QuickScale` of the maximum."""
+    var quick: QuickScale
+    """That scale."""
 
     @inline(.always)
     def __init__(out self):
         self.m = neg_inf[DType.float32]()
         self.d = Sum[DType.float32, Self.width]()
+        self.quick = QuickScale(self.m)
 
     @staticmethod
     @inline(.always)
@@ -196,17 +200,20 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         var m = largest_of_lanes[LANES](largest_lane(largest).cast[F]())
         # After the first few vectors hardly ever.
         if not m <= self.m:
+            var nothing = self.m == neg_inf[F]()
             comptime if Self.for_logarithm:
-                self.d.value *= _over(self.m, m)
+                var quick = QuickScale(m)
+                var power = quick.exponent(self.m) - self.quick.exponent(self.m)
+                self.d.value *= Float32(0) if nothing else exp2(power)
+                self.quick = quick
             else:
-                var nothing = self.m == neg_inf[F]()
                 self.d.scale(
                     Float32(0) if nothing else Self.S(self.m).over(Self.S(m))
                 )
             self.m = m
         comptime if Self.for_logarithm:
             comptime for j in range(count):
-                self.d.value += quick_exp(x[j].cast[F](), _origin(self.m))
+                self.d.value += self.quick.exp(x[j].cast[F]())
         else:
             var scale = Self.S(self.m)
             var terms = scale.exp(x[0].cast[F]())
@@ -220,7 +227,8 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         var d = lanes_reduce[total, LANES](chains.reduce_add())
         comptime if Self.for_logarithm:
             var scale = Self.S(self.m)
-            d *= scale.exp(scale.m)
+            # From one unit to the other by way of the maximum, which is 0 there if it is -inf.
+            d *= scale.exp(scale.m) * exp2(-self.quick.exponent(scale.m))
         return Pair(self.m, d)
 
     @staticmethod
@@ -387,18 +395,3 @@ struct Gradients[log: Bool, exact: Bool](Written):
         other: SIMD[DType.float32, width],
     ) -> SIMD[DType.float32, width]:
         return self.gradient.of(x, other)
-
-
-@inline(.always)
-def _origin(m: Float32) -> Float32:
-    """Returns what exponentials are counted from: the maximum, or 0 if there is nothing yet but -inf.
-    """
-    return Float32(0) if m == neg_inf[DType.float32]() else m
-
-
-@inline(.always)
-def _over(m: Float32, larger: Float32) -> Float32:
-    """Returns what a sum is to be multiplied by when its maximum grows."""
-    if m == neg_inf[DType.float32]():
-        return 0
-    return quick_exp(SIMD[DType.float32, 1](m), larger)[0]

@@ -32,6 +32,13 @@ comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
 """What the units of all rows sum to, between the launches."""
 
 
+comptime MANY = 16
+"""Rows for each SM from which a small block for each is best."""
+
+comptime SEVERAL = 2
+"""Rows for each SM from which a large one is better than several that share a row."""
+
+
 struct Units(TrivialRegisterPassable):
     """How a row is divided."""
 
@@ -63,11 +70,11 @@ struct Units(TrivialRegisterPassable):
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
-    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
+    `nvvm.minctasm`=SIMDLength(1024 // block_size),
 )
 def units_kernel[
-    S: Sums, alone: Bool
+    S: Sums, block_size: Int = S.block_size, alone: Bool = False
 ](
     pairs: Pairs,
     x: Source[S.dtype],
@@ -81,6 +88,7 @@ def units_kernel[
 
     Parameters:
         S: What is summed.
+        block_size: Threads a block.
         alone: Whether every block has all of a row, and leaves the row's (m, d).
 
     Args:
@@ -93,7 +101,7 @@ def units_kernel[
         blocks: Blocks that share a row.
     """
     comptime G = Granules[S.dtype]
-    comptime warps = S.block_size // LANES
+    comptime warps = block_size // LANES
     var kept = unsafe_stack_allocation[
         S.max_units if alone else 1, Pair[], address_space=AddressSpace.SHARED
     ]()
@@ -114,7 +122,7 @@ def units_kernel[
                 pairs[unsafe_offset=row * Int(units) + unit] = pair
     comptime if alone:
         barrier()
-        var whole = _merged[S](kept, Int(units), thread)
+        var whole = _merged[S, block_size](kept, Int(units), thread)
         if thread == 0:
             write_pair[S.exact](pairs.unsafe_bitcast[Float32](), row, whole)
 
@@ -200,17 +208,18 @@ def _of_unit[
 
 @inline(.always)
 def _merged[
-    space: AddressSpace, //, S: Sums
+    space: AddressSpace, //, S: Sums, block_size: Int = S.block_size
 ](
     pairs: Pointer[Pair[], MutUntrackedOrigin, address_space=space],
     units: Int,
     thread: Int,
 ) -> Pair[]:
-    """Returns what a row sums to, to every thread of a block.
+    """Returns what a row sums to, to every thread of a block, the same bits for every size of the block.
 
     Parameters:
         space: Where the pairs are.
         S: What is summed.
+        block_size: Threads of the block, of which the first `S.block_size` merge the pairs.
 
     Args:
         pairs: Those of the row's units.
@@ -219,18 +228,19 @@ def _merged[
     """
     comptime most = S.max_units // S.block_size
     var scratch = unsafe_stack_allocation[
-        2 * S.block_size // WARP_SIZE,
+        2 * block_size // WARP_SIZE,
         Float32,
         address_space=AddressSpace.SHARED,
     ]()
+    var count = max(0, ceildiv(units - thread, S.block_size))
+    if thread >= S.block_size:
+        count = 0
     # All of them are under way at once.
     var mine = Array[Pair[], most](fill=S.nothing())
     comptime for j in range(most):
-        if thread + j * S.block_size < units:
+        if j < count:
             mine[j] = pairs[unsafe_offset=thread + j * S.block_size]
-    return S.merged[S.block_size](
-        mine, max(0, ceildiv(units - thread, S.block_size)), scratch, thread
-    )
+    return S.merged[block_size](mine, count, scratch, thread)
 
 
 @__llvm_metadata(
@@ -390,8 +400,10 @@ def streaming_pairs[
         queue: Where kernels are launched.
     """
     var units = Units.of[S](rows.n)
-    if 2 * rows.count() > _held[S](queue):
-        queue.launch[units_kernel[S, True]](
+
+    @inline(.always)
+    def alone[block_size: Int]() raises {imm}:
+        queue.launch[units_kernel[S, block_size, True]](
             result.unsafe_bitcast[Pair[]](),
             x,
             x,
@@ -400,9 +412,15 @@ def streaming_pairs[
             Int64(units.count),
             Int64(1),
             grid_dim=rows.count(),
-            block_dim=S.block_size,
+            block_dim=block_size,
             attributes=overlapped(),
         )
+
+    if rows.count() > MANY * queue.sm_count():
+        alone[S.block_size]()
+        return
+    if rows.count() > SEVERAL * queue.sm_count():
+        alone[4 * S.block_size]()
         return
     var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
     var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
@@ -435,7 +453,7 @@ def _launch_units[
         max(1, held // rows.count()),
         ceildiv(units.count, S.block_size // LANES),
     )
-    queue.launch[units_kernel[S, False]](
+    queue.launch[units_kernel[S]](
         pairs,
         x,
         other,
