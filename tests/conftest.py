@@ -35,8 +35,14 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("how", ways, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
+        if "model" in item.fixturenames:
+            # For pytest-xdist's `--dist loadgroup`: one process compiles the model for all.
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            name = "-".join(str(given.get(of, "")) for of in ("device", "model"))
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         if "gpu" in item.keywords and "gpu" not in DEVICES:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
 

@@ -330,8 +330,8 @@ struct QuickScale(TrivialRegisterPassable):
         if not size < large and m != neg_inf[DType.float32]():
             slope = Float32(4) if size < huge else tiny
         self.slope = slope
-        self.intercept = (
-            Float32(0) if m == neg_inf[DType.float32]() else -(m * slope)
+        self.intercept = Float32(0) if m == neg_inf[DType.float32]() else -(
+            m * slope
         )
 
     @inline(.always)

@@ -13,7 +13,13 @@ from ..rows import Rows, Source, Target
 from .cross_entropy import gradients, losses, wrong_target
 from .memory import store
 from .naive import naive
-from .operations import LogSoftmax, Operation, Softmax, SoftmaxGradient, Statistics
+from .operations import (
+    LogSoftmax,
+    Operation,
+    Softmax,
+    SoftmaxGradient,
+    Statistics,
+)
 from .sources import Computed, Memory
 from .targets import HandedOn, ToMemory
 from .walk import lanes_of, walk

@@ -37,6 +37,10 @@ trait Sums(TrivialRegisterPassable):
     """How many there are: 1 or 2."""
     comptime unroll: Int
     """Vectors of each that a thread has under way at a time."""
+    comptime ahead: Bool
+    """Whether the next ones, of a single input, are under way while these are added."""
+    comptime resident: Int
+    """Threads that a multiprocessor is to hold, which bounds the registers."""
     comptime exact: Bool
     """Whether results are of more than 16 bits."""
     comptime block_size: Int
@@ -103,7 +107,7 @@ trait Sums(TrivialRegisterPassable):
             most: Pairs a thread, at most.
 
         Args:
-            pairs: This thread's, if there are any.
+            pairs: This thread's.
             count: How many of them there are.
             scratch: Memory for two values a warp.
             thread: This thread's index in the block.
@@ -154,6 +158,8 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     comptime dtype = Self.of
     comptime inputs = 1
     comptime unroll = 4
+    comptime ahead = Self.for_logarithm
+    comptime resident = 768 if Self.for_logarithm else 1024
     comptime block_size = 128 if Self.for_logarithm else 256
     comptime rounds = 8 if Self.for_logarithm else 16
     comptime max_units = 2048 if Self.for_logarithm else 4096
@@ -269,6 +275,8 @@ struct Products[of: DType, log: Bool](Sums):
     comptime dtype = Self.of
     comptime inputs = 2
     comptime unroll = 2
+    comptime ahead = False
+    comptime resident = 1024
     comptime block_size = 256
     comptime rounds = 16
     comptime max_units = 4096

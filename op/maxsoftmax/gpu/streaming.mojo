@@ -32,11 +32,12 @@ comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
 """What the units of all rows sum to, between the launches."""
 
 
-comptime MANY = 16
-"""Rows for each SM from which a small block for each is best."""
+comptime SEVERAL = 4
+"""Rows for each SM up to which blocks share a row, where all that is wanted are pairs; of more rows each has one block.
 
-comptime SEVERAL = 2
-"""Rows for each SM from which a large one is better than several that share a row."""
+In turn with kernels that divided a row by the number of rows (H200, 50257 columns): 300 rows 0.95 to 1.10 of their time, 400 1.23 to
+1.26, 600 0.99 to 1.07, 8192 1.03 (50304 columns of bfloat16 1.00).
+"""
 
 
 struct Units(TrivialRegisterPassable):
@@ -70,11 +71,11 @@ struct Units(TrivialRegisterPassable):
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
-    `nvvm.minctasm`=SIMDLength(1024 // block_size),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
+    `nvvm.minctasm`=SIMDLength(S.resident // S.block_size),
 )
 def units_kernel[
-    S: Sums, block_size: Int = S.block_size, alone: Bool = False
+    S: Sums, alone: Bool
 ](
     pairs: Pairs,
     x: Source[S.dtype],
@@ -88,7 +89,6 @@ def units_kernel[
 
     Parameters:
         S: What is summed.
-        block_size: Threads a block.
         alone: Whether every block has all of a row, and leaves the row's (m, d).
 
     Args:
@@ -101,7 +101,7 @@ def units_kernel[
         blocks: Blocks that share a row.
     """
     comptime G = Granules[S.dtype]
-    comptime warps = block_size // LANES
+    comptime warps = S.block_size // LANES
     var kept = unsafe_stack_allocation[
         S.max_units if alone else 1, Pair[], address_space=AddressSpace.SHARED
     ]()
@@ -111,18 +111,30 @@ def units_kernel[
     var a = G(x, row, Int(n))
     var b = G(other, row, Int(n)) if S.inputs == 2 else a
     follow()
-    for unit in range(
-        rank * warps + thread // LANES, Int(units), Int(blocks) * warps
-    ):
-        var pair = _of_unit[S](a, b, unit, Int(rounds), lane)
+
+    @inline(.always)
+    def leave(unit: Int, pair: Pair[]) {imm}:
         if lane == 0:
             comptime if alone:
                 kept[unsafe_offset=unit] = pair
             else:
                 pairs[unsafe_offset=row * Int(units) + unit] = pair
+
+    comptime for shifted in [False, True]:
+        if (a.shift != 0) == shifted:
+            _units[S, shifted](
+                leave,
+                a,
+                b,
+                rank * warps + thread // LANES,
+                Int(blocks) * warps,
+                Int(units),
+                Int(rounds),
+                lane,
+            )
     comptime if alone:
         barrier()
-        var whole = _merged[S, block_size](kept, Int(units), thread)
+        var whole = _merged[S](kept, Int(units), thread)
         if thread == 0:
             write_pair[S.exact](pairs.unsafe_bitcast[Float32](), row, whole)
 
@@ -139,87 +151,118 @@ def _row_and_rank(blocks: Int64) -> Tuple[Int, Int]:
 
 
 @inline(.always)
-def _of_unit[
-    S: Sums
+def _units[
+    S: Sums,
+    shifted: Bool,
+    Leave: def(unit: Int, pair: Pair[]) -> None,
 ](
+    leave: Leave,
     a: Granules[S.dtype],
     b: Granules[S.dtype],
-    unit: Int,
+    first: Int,
+    step: Int,
+    units: Int,
     rounds: Int,
     lane: Int,
-) -> Pair[]:
-    """Returns what a unit sums to, to its first lane.
+):
+    """Sums units, one after the other.
 
     Parameters:
         S: What is summed.
+        shifted: Whether granules begin before the row.
+        Leave: Takes what a unit sums to, which its first lane has.
 
     Args:
+        leave: Takes it.
         a: Granules of the first input.
         b: Those of the second, shifted alike.
-        unit: Which unit.
+        first: The first unit.
+        step: From one to the next.
+        units: How many a row has.
         rounds: As of `Units`.
         lane: This thread's index in the unit.
     """
+    # And the one after them, of which the first lane has a part.
+    comptime Read = Array[Granule[S.dtype], S.unroll + 1]
     comptime Taken = Array[Granule[S.dtype], S.unroll]
-    var sums = S()
-    var mine, theirs = a, b
-    mine.skip(unit * rounds * LANES + lane)
-    theirs.skip(unit * rounds * LANES + lane)
     var behind = a.behind(lane)
-    var is_shifted = a.shift != 0
 
     @inline(.always)
-    def load[shifted: Bool](from_: Granules[S.dtype], i: Int) {imm} -> Taken:
-        """Returns what the lane takes in `S.unroll` rounds from the round `i` of the unit on.
+    def load(from_: Granules[S.dtype], at: Int) {imm} -> Read:
+        """Returns what the lane reads in `S.unroll` rounds from the row's round `at` on.
         """
-        var x = Taken(fill=Granule[S.dtype](S.filler()))
-        var next = Granule[S.dtype](S.filler())
-        if (unit * rounds + i + S.unroll + 1) * LANES <= Int(a.count):
+        var x = Read(fill=Granule[S.dtype](S.filler()))
+        var i = at * LANES + lane
+        if (at + S.unroll + 1) * LANES <= Int(a.count):
             comptime for j in range(S.unroll):
-                x[j] = from_.whole((i + j) * LANES)
+                x[j] = from_.whole(i + j * LANES)
             comptime if shifted:
                 if lane == 0:
-                    next = from_.whole((i + S.unroll) * LANES)
+                    x[S.unroll] = from_.whole(i + S.unroll * LANES)
         else:
             comptime for j in range(S.unroll):
-                x[j] = from_.load((i + j) * LANES, S.filler())
+                x[j] = from_.load(i + j * LANES, S.filler())
             comptime if shifted:
                 if lane == 0:
-                    next = from_.load((i + S.unroll) * LANES, S.filler())
-        comptime if shifted:
-            comptime for j in range(S.unroll - 1):
-                x[j] = caught_up(x[j], x[j + 1], behind)
-            x[S.unroll - 1] = caught_up(x[S.unroll - 1], next, behind)
+                    x[S.unroll] = from_.load(i + S.unroll * LANES, S.filler())
         return x^
 
-    comptime for shifted in [False, True]:
-        if is_shifted == shifted:
-            for i in range(0, rounds, S.unroll):
-                # Beyond the row there is nothing for any lane.
-                if (unit * rounds + i) * LANES > Int(a.count):
-                    break
-                var x = load[shifted](mine, i)
-                comptime if S.inputs == 2:
-                    sums.add(x, load[shifted](theirs, i))
-                else:
-                    sums.add(x, x)
-    return sums.of_unit(a.shift, lane)
+    @inline(.always)
+    def taken(x: Read) {imm} -> Taken:
+        """Returns what the lane takes of what it has read."""
+        var result = Taken(fill=Granule[S.dtype](S.filler()))
+        comptime for j in range(S.unroll):
+            result[j] = x[j]
+            comptime if shifted:
+                result[j] = caught_up(x[j], x[j + 1], behind)
+        return result^
+
+    var unit = first
+    var at = unit * rounds
+    var sums = S()
+    var x = Read(fill=Granule[S.dtype](S.filler()))
+    comptime if S.ahead:
+        if unit < units:
+            x = load(a, at)
+    while unit < units:
+        var following = unit
+        var next = at + S.unroll
+        # Beyond the row there is nothing for any lane.
+        if next >= (unit + 1) * rounds or next * LANES > Int(a.count):
+            following += step
+            next = following * rounds
+        comptime if S.ahead:
+            # Under way while what is there is added.
+            var x_next = Read(fill=Granule[S.dtype](S.filler()))
+            if following < units:
+                x_next = load(a, next)
+            sums.add(taken(x), taken(x))
+            x = x_next^
+        else:
+            x = load(a, at)
+            comptime if S.inputs == 2:
+                sums.add(taken(x), taken(load(b, at)))
+            else:
+                sums.add(taken(x), taken(x))
+        if following != unit:
+            leave(unit, sums.of_unit(a.shift, lane))
+            sums = S()
+        unit, at = following, next
 
 
 @inline(.always)
 def _merged[
-    space: AddressSpace, //, S: Sums, block_size: Int = S.block_size
+    space: AddressSpace, //, S: Sums
 ](
     pairs: Pointer[Pair[], MutUntrackedOrigin, address_space=space],
     units: Int,
     thread: Int,
 ) -> Pair[]:
-    """Returns what a row sums to, to every thread of a block, the same bits for every size of the block.
+    """Returns what a row sums to, to every thread of a block.
 
     Parameters:
         space: Where the pairs are.
         S: What is summed.
-        block_size: Threads of the block, of which the first `S.block_size` merge the pairs.
 
     Args:
         pairs: Those of the row's units.
@@ -228,19 +271,17 @@ def _merged[
     """
     comptime most = S.max_units // S.block_size
     var scratch = unsafe_stack_allocation[
-        2 * block_size // WARP_SIZE,
+        2 * S.block_size // WARP_SIZE,
         Float32,
         address_space=AddressSpace.SHARED,
     ]()
     var count = max(0, ceildiv(units - thread, S.block_size))
-    if thread >= S.block_size:
-        count = 0
     # All of them are under way at once.
     var mine = Array[Pair[], most](fill=S.nothing())
     comptime for j in range(most):
         if j < count:
             mine[j] = pairs[unsafe_offset=thread + j * S.block_size]
-    return S.merged[block_size](mine, count, scratch, thread)
+    return S.merged[S.block_size](mine, count, scratch, thread)
 
 
 @__llvm_metadata(
@@ -400,10 +441,8 @@ def streaming_pairs[
         queue: Where kernels are launched.
     """
     var units = Units.of[S](rows.n)
-
-    @inline(.always)
-    def alone[block_size: Int]() raises {imm}:
-        queue.launch[units_kernel[S, block_size, True]](
+    if rows.count() > SEVERAL * queue.sm_count():
+        queue.launch[units_kernel[S, True]](
             result.unsafe_bitcast[Pair[]](),
             x,
             x,
@@ -412,15 +451,9 @@ def streaming_pairs[
             Int64(units.count),
             Int64(1),
             grid_dim=rows.count(),
-            block_dim=block_size,
+            block_dim=S.block_size,
             attributes=overlapped(),
         )
-
-    if rows.count() > MANY * queue.sm_count():
-        alone[S.block_size]()
-        return
-    if rows.count() > SEVERAL * queue.sm_count():
-        alone[4 * S.block_size]()
         return
     var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
     var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
@@ -453,7 +486,7 @@ def _launch_units[
         max(1, held // rows.count()),
         ceildiv(units.count, S.block_size // LANES),
     )
-    queue.launch[units_kernel[S]](
+    queue.launch[units_kernel[S, False]](
         pairs,
         x,
         other,
@@ -468,5 +501,6 @@ def _launch_units[
 
 
 def _held[S: Sums](queue: Queue) raises -> Int:
-    """Returns how many blocks the GPU holds at a time."""
+    """Returns how many blocks there are to be at a time: as many as are 1024 threads for each SM.
+    """
     return queue.sm_count() * (1024 // S.block_size)
