@@ -317,21 +317,25 @@ struct _Logits[dtype: DType](_SpannedRow):
         start: Int,
         end: Int,
     ) -> Support[Self.accum]:
-        var sums = Sum[Self.accum, Self.width]()
+        var sums = SIMD[Self.accum, Self.group](0)
+        var rest = SIMD[Self.accum, Self.width](0)
         var above = 0
 
         @inline(.always)
-        def add[n: SIMDLength](i: Int, count: Int) {mut sums, mut above, imm}:
+        def add[n: SIMDLength](i: Int, count: Int) {mut sums, mut rest, mut above, imm}:
             var z = load[n](self.x.unsafe_offset(i), count) - m
             var excess = threshold.excess(z)
             # Most groups have nothing above the threshold; NaN is not below it.
             if excess.le(0).reduce_and():
                 return
             above += Int(excess.gt(0).reduce_bit_count())
-            sums.add(fold_sum[Self.width](positive(excess)))
+            comptime if n == Self.group:
+                sums += rebind[type_of(sums)](positive(excess))
+            else:
+                rest += rebind[type_of(rest)](positive(excess))
 
         _ = each[Self.group, Self.width](add, start, end, end)
-        return {fold_sum[1](sums.value - sums.excess), Int64(above)}
+        return {fold_sum[1](fold_sum[Self.width](sums) + rest), Int64(above)}
 
     @inline(.always)
     def write(
@@ -386,11 +390,12 @@ struct _Gradients[dtype: DType](_SpannedRow):
         start: Int,
         end: Int,
     ) -> Support[Self.accum]:
-        var sums = Sum[Self.accum, Self.width]()
+        var sums = SIMD[Self.accum, Self.group](0)
+        var rest = SIMD[Self.accum, Self.width](0)
         var above = 0
 
         @inline(.always)
-        def add[n: SIMDLength](i: Int, count: Int) {mut sums, mut above, imm}:
+        def add[n: SIMDLength](i: Int, count: Int) {mut sums, mut rest, mut above, imm}:
             var y = load[n](self.y.unsafe_offset(i), count)
             comptime if n == Self.group:
                 fetch[Self.group, READ_AHEAD](self.y.unsafe_offset(i))
@@ -402,10 +407,13 @@ struct _Gradients[dtype: DType](_SpannedRow):
                 return
             var dy = load[n](self.dy.unsafe_offset(i), count)
             above += Int(y.gt(0).reduce_bit_count())
-            sums.add(fold_sum[Self.width](_term(y, dy)))
+            comptime if n == Self.group:
+                sums += rebind[type_of(sums)](_term(y, dy))
+            else:
+                rest += rebind[type_of(rest)](_term(y, dy))
 
         _ = each[Self.group, Self.width](add, start, end, end)
-        return {fold_sum[1](sums.value - sums.excess), Int64(above)}
+        return {fold_sum[1](fold_sum[Self.width](sums) + rest), Int64(above)}
 
     @inline(.always)
     def write(
@@ -559,9 +567,15 @@ def _rows_on_cpu[R: _SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
 # Rows along another axis on a CPU: the lanes of a vector are the same element of neighbouring rows.
 
 
-comptime COPIED = 1 << 22
+comptime COPIED = 1 << 24
 """Bytes of neighbouring rows up to which they are copied to a core's own memory, where steps read them: apart by a power of
 two, as they may lie, few of them stay in a cache."""
+
+comptime PANEL = 4
+"""Vectors of neighbouring rows at most that are copied together: memory is read in pieces of as many cache lines."""
+
+comptime ROWS_AHEAD = 8
+"""By how many elements of each row reads and writes are prefetched."""
 
 
 @fieldwise_init
@@ -594,28 +608,8 @@ struct _Column[dtype: DType, accum: DType](TrivialRegisterPassable):
             )
         )
 
-    @inline(.always)
-    def largest(self) -> Self.Values:
-        """Returns the maximum of each, of what is not NaN."""
-        var m = Self.Values(neg_inf[Self.accum]())
-        for i in range(self.n):
-            m = larger(self.at(i), m)
-        return m
-
-    def write[
-        to: DType
-    ](self, y: Target[to], step: Int, count: Int, m: Self.Values):
-        """Writes sparsemax of each.
-
-        Parameters:
-            to: Dtype of the results.
-
-        Args:
-            y: Where the first result of the first row goes.
-            step: From a result to the next.
-            count: How many rows there are there.
-            m: The maxima.
-        """
+    def threshold(self, m: Self.Values) -> Threshold[Self.accum, Self.lanes]:
+        """Returns the threshold of each, given the maxima."""
         var threshold = Threshold[Self.accum, Self.lanes]()
         for _ in range(MOST_STEPS):
             var sums = Sum[Self.accum, Self.lanes]()
@@ -638,13 +632,156 @@ struct _Column[dtype: DType, accum: DType](TrivialRegisterPassable):
             threshold.step(sums.value - sums.excess, found)
             if threshold.stands.reduce_and():
                 break
+        return threshold
+
+
+@fieldwise_init
+struct _Panel[dtype: DType, vectors: Int](TrivialRegisterPassable):
+    """Neighbouring rows, walked side by side.
+
+    Parameters:
+        dtype: Their dtype.
+        vectors: Vectors that they fill: a single one may be filled in part.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+    comptime lanes = Panels[Self.accum].lanes
+    comptime Values = SIMD[Self.accum, Self.lanes]
+
+    var first: Int
+    """Where the first element of the first row is."""
+    var inner: Int
+    """From an element to the next."""
+    var count: Int
+    """How many rows there are, where there is a single vector."""
+    var n: Int
+    """How long they are."""
+
+    @inline(.always)
+    def _count(self) -> Int:
+        """Returns how many rows are in each vector."""
+        return Int(Self.lanes) if Self.vectors > 1 else self.count
+
+    @inline(.always)
+    def load[v: Int](self, x: Source[Self.dtype], i: Int) -> Self.Values:
+        """Returns the element `i` of the rows of a vector, and announces one that comes later.
+        """
+        var at = x.unsafe_offset(self.first + i * self.inner + v * Int(Self.lanes))
+        fetch[Int(Self.lanes)](at.unsafe_offset(ROWS_AHEAD * self.inner))
+        return rebind[Self.Values](load[Self.lanes](at, self._count()))
+
+    @inline(.always)
+    def store[v: Int](self, y: Target[Self.dtype], i: Int, values: Self.Values):
+        """Writes the element `i` of the rows of a vector, and announces one that comes later.
+        """
+        var at = y.unsafe_offset(self.first + i * self.inner + v * Int(Self.lanes))
+        fetch_to_write[Int(Self.lanes)](
+            at.unsafe_offset(ROWS_AHEAD * self.inner)
+        )
+        store(
+            at,
+            rebind[SIMD[accumulator[Self.dtype](), Self.lanes]](values),
+            self._count(),
+        )
+
+    def sparsemax[
+        is_copied: Bool
+    ](
+        self,
+        y: Target[Self.dtype],
+        x: Source[Self.dtype],
+        room: Target[Self.accum],
+    ):
+        """Writes sparsemax of the rows.
+
+        Parameters:
+            is_copied: Whether they are copied to memory of the core's own.
+
+        Args:
+            y: Probabilities, all of them.
+            x: Logits, all of them.
+            room: That memory.
+        """
+        comptime size = Int(Self.lanes)
+        var m = Array[Self.Values, Self.vectors](
+            fill=Self.Values(neg_inf[Self.accum]())
+        )
         for i in range(self.n):
-            var results = positive(threshold.excess(self.at(i) - m))
-            store(
-                y.unsafe_offset(i * step),
-                rebind[SIMD[accumulator[to](), Self.lanes]](results),
-                count,
-            )
+            comptime for v in range(Self.vectors):
+                var values = self.load[v](x, i)
+                m[v] = larger(values, m[v])
+                comptime if is_copied:
+                    room.unsafe_offset((v * self.n + i) * size).unsafe_store(
+                        values
+                    )
+        comptime State = Threshold[Self.accum, Self.lanes]
+        var thresholds = Array[State, Self.vectors](fill=State())
+        comptime for v in range(Self.vectors):
+            comptime if is_copied:
+                thresholds[v] = _Column[Self.accum, Self.accum](
+                    room.unsafe_offset(v * self.n * size), size, size, self.n
+                ).threshold(m[v])
+            else:
+                thresholds[v] = _Column[Self.dtype, Self.accum](
+                    x.unsafe_offset(self.first + v * size),
+                    self.inner,
+                    self._count(),
+                    self.n,
+                ).threshold(m[v])
+        for i in range(self.n):
+            comptime for v in range(Self.vectors):
+                var values: Self.Values
+                comptime if is_copied:
+                    values = room.unsafe_offset(
+                        (v * self.n + i) * size
+                    ).unsafe_load[width=Self.lanes]()
+                else:
+                    values = self.load[v](x, i)
+                self.store[v](y, i, positive(thresholds[v].excess(values - m[v])))
+
+    def gradient(
+        self,
+        dx: Target[Self.dtype],
+        y: Source[Self.dtype],
+        dy: Source[Self.dtype],
+    ):
+        """Writes the gradient of the logits of the rows.
+
+        Args:
+            dx: Gradients, all of them.
+            y: What sparsemax returned.
+            dy: The gradient of that.
+        """
+        comptime Sums = Sum[Self.accum, Self.lanes]
+        comptime Counts = SIMD[DType.int64, Self.lanes]
+        var sums = Array[Sums, Self.vectors](fill=Sums())
+        var above = Array[Counts, Self.vectors](fill=Counts(0))
+
+        @inline(.always)
+        def add[
+            several: SIMDLength
+        ](start: Int, some: Int) {mut sums, mut above, imm}:
+            comptime for v in range(Self.vectors):
+                var sum = Self.Values(0)
+                var found = SIMD[DType.int32, Self.lanes](0)
+                comptime for j in range(Int(several)):
+                    var results = self.load[v](y, start + j)
+                    sum += _term(results, self.load[v](dy, start + j))
+                    found += results.gt(0).cast[DType.int32]()
+                sums[v].add(sum)
+                above[v] += found.cast[DType.int64]()
+
+        _ = each[VECTORS, 1](add, 0, self.n, self.n)
+        var means = Array[Self.Values, Self.vectors](fill=0)
+        comptime for v in range(Self.vectors):
+            means[v] = (sums[v].value - sums[v].excess) / above[v].cast[
+                Self.accum
+            ]()
+        for i in range(self.n):
+            comptime for v in range(Self.vectors):
+                var results = self.load[v](y, i)
+                var given = self.load[v](dy, i)
+                self.store[v](dx, i, _gradient(results, given - means[v]))
 
 
 def _columns_on_cpu[
@@ -654,37 +791,35 @@ def _columns_on_cpu[
     comptime accum = accumulator[dtype]()
     comptime lanes = Int(Panels[accum].lanes)
     var n = rows.n
-    var tiles = ceildiv(rows.inner, lanes)
-    var is_copied = n * lanes * size_of[accum]() <= COPIED
+    var panels = Panels[accum](rows, rows.inner, 1)
+    panels.width = min(panels.width, PANEL * lanes)
+    var is_copied = n * panels.width * size_of[accum]() <= COPIED
 
     @inline(.always)
     def work(shares: Shares) {imm}:
         var memory = List[Scalar[accum]](
-            unsafe_uninit_length=n * lanes if is_copied else 0
+            unsafe_uninit_length=n * panels.width if is_copied else 0
         )
         var room = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-        for tile in shares:
-            var before, after = divmod(tile, tiles)
-            var inner = after * lanes
-            var first = before * n * rows.inner + inner
-            var count = rows.inner - inner
-            var to = y.unsafe_offset(first)
-            var column = _Column[dtype, accum](
-                x.unsafe_offset(first), rows.inner, count, n
-            )
-            if not is_copied:
-                column.write(to, rows.inner, count, column.largest())
+        for i in shares:
+            var before, after, count = panels.place(i)
+            var first = before * n * rows.inner + after
+            if is_copied and count == PANEL * lanes:
+                _Panel[dtype, PANEL](first, rows.inner, lanes, n).sparsemax[
+                    True
+                ](y, x, room)
                 continue
-            var m = column.Values(neg_inf[accum]())
-            for i in range(n):
-                var values = column.at(i)
-                m = larger(values, m)
-                room.unsafe_offset(i * lanes).unsafe_store(values)
-            var copy = _Column[accum, accum](room, lanes, lanes, n)
-            copy.write(to, rows.inner, count, m)
+            for column in range(0, count, lanes):
+                var panel = _Panel[dtype, 1](
+                    first + column, rows.inner, count - column, n
+                )
+                if is_copied:
+                    panel.sparsemax[True](y, x, room)
+                else:
+                    panel.sparsemax[False](y, x, room)
         _ = memory^
 
-    parallel(work, rows.outer * tiles, rows.count() * n, queue)
+    parallel(work, panels.count(), rows.count() * n, queue)
 
 
 def _gradient_columns_on_cpu[
@@ -697,38 +832,26 @@ def _gradient_columns_on_cpu[
     queue: Queue,
 ) raises:
     """Computes the gradient of sparsemax along an axis that is not the last."""
-    comptime accum = accumulator[dtype]()
-    comptime lanes = Panels[accum].lanes
+    comptime lanes = Int(Panels[accumulator[dtype]()].lanes)
     var n = rows.n
-    var tiles = ceildiv(rows.inner, Int(lanes))
+    var panels = Panels[accumulator[dtype]()](rows, rows.inner, 1)
+    panels.width = min(panels.width, PANEL * lanes)
 
     @inline(.always)
-    def of_tile(tile: Int) {imm}:
-        var before, after = divmod(tile, tiles)
-        var inner = after * Int(lanes)
-        var first = before * n * rows.inner + inner
-        var count = rows.inner - inner
-        var results = _Column[dtype, accum](
-            y.unsafe_offset(first), rows.inner, count, n
-        )
-        var given = _Column[dtype, accum](
-            dy.unsafe_offset(first), rows.inner, count, n
-        )
-        var sums = Sum[accum, lanes]()
-        var above = SIMD[DType.int64, lanes](0)
-        for i in range(n):
-            var values = results.at(i)
-            above += values.gt(0).cast[DType.int64]()
-            sums.add(_term(values, given.at(i)))
-        var mean = (sums.value - sums.excess) / above.cast[accum]()
-        for i in range(n):
-            store(
-                dx.unsafe_offset(first + i * rows.inner),
-                _gradient(results.at(i), given.at(i) - mean),
-                count,
+    def of_panel(i: Int) {imm}:
+        var before, after, count = panels.place(i)
+        var first = before * n * rows.inner + after
+        if count == PANEL * lanes:
+            _Panel[dtype, PANEL](first, rows.inner, lanes, n).gradient(
+                dx, y, dy
             )
+            return
+        for column in range(0, count, lanes):
+            _Panel[dtype, 1](
+                first + column, rows.inner, count - column, n
+            ).gradient(dx, y, dy)
 
-    share_tasks(of_tile, rows.outer * tiles, rows.count() * n, queue)
+    share_tasks(of_panel, panels.count(), rows.count() * n, queue)
 
 
 # Rows on a GPU: one block a row, or of rows along another axis one for as many neighbours as a warp has threads.
