@@ -143,6 +143,8 @@ struct Threshold[dtype: DType, rows: SIMDLength](TrivialRegisterPassable):
     """What rounding took of it: of a row of 2^20 that are above it, it would take a percent of their sum."""
     var count: SIMD[DType.int64, Self.rows]
     """How many elements were above the last one."""
+    var guess: SIMD[DType.int64, Self.rows]
+    """How many there are if this is already the one that is looked for; -1 if nobody knows."""
     var stands: SIMD[DType.bool, Self.rows]
     """Whether this is the one that is looked for."""
 
@@ -152,6 +154,7 @@ struct Threshold[dtype: DType, rows: SIMDLength](TrivialRegisterPassable):
         self.high = -1
         self.low = 0
         self.count = Int64.MAX
+        self.guess = -1
         self.stands = SIMD[DType.bool, Self.rows](fill=False)
 
     @inline(.always)
@@ -190,8 +193,19 @@ struct Threshold[dtype: DType, rows: SIMDLength](TrivialRegisterPassable):
         self.high = self.stands.select(self.high, high)
         self.low = self.stands.select(self.low, low)
         # The same elements are above it as before: this step only made up for rounding.
-        self.stands |= count.ge(self.count)
+        self.stands |= count.ge(self.count) | count.eq(self.guess)
         self.count = count
+        self.guess = -1
+
+    @inline(.always)
+    def go_on(mut self):
+        """Makes the threshold of some elements of the rows, the largest among them, the first that is tried for all.
+
+        It is not above that of all. If no others are above it, it is that.
+        """
+        self.guess = self.count
+        self.count = Int64.MAX
+        self.stands = SIMD[DType.bool, Self.rows](fill=False)
 
 
 @fieldwise_init
@@ -217,6 +231,23 @@ def merged[
 
 
 @inline(.always)
+def threshold_of[
+    dtype: DType, width: SIMDLength, //
+](z: SIMD[dtype, width]) -> Threshold[dtype, 1]:
+    """Returns the threshold of a row of so many elements, less their maximum."""
+    var threshold = Threshold[dtype, 1]()
+    for _ in range(MOST_STEPS):
+        var excess = threshold.excess(z)
+        threshold.step(
+            fold_sum[1](positive(excess)),
+            Int64(Int(excess.gt(0).reduce_bit_count())),
+        )
+        if threshold.stands:
+            break
+    return threshold
+
+
+@inline(.always)
 def mean_of[dtype: DType, //](found: Support[dtype]) -> Scalar[dtype]:
     """Returns the mean over a support; anything where there is none."""
     return found.sum / found.count.cast[dtype]()
@@ -230,6 +261,8 @@ trait _SpannedRow(TrivialRegisterPassable):
 
     comptime accum: DType
     """Dtype of the arithmetic."""
+    comptime group: SIMDLength
+    """How many elements are under way at a time."""
     comptime steps: Int
     """How often its support is looked for, at most."""
 
@@ -237,8 +270,8 @@ trait _SpannedRow(TrivialRegisterPassable):
         """Returns another row, given the first."""
         ...
 
-    def largest(self, start: Int, end: Int) -> Scalar[Self.accum]:
-        """Returns the maximum of a part of the row, of what is not NaN; anything if nobody asks.
+    def largest(self, start: Int, end: Int) -> SIMD[Self.accum, Self.group]:
+        """Returns large elements of a part of the row, each of them once, with the maximum of what is not NaN among them.
         """
         ...
 
@@ -271,7 +304,7 @@ struct _Logits[dtype: DType](_SpannedRow):
     comptime accum = accumulator[Self.dtype]()
     comptime steps = MOST_STEPS
     comptime width = simd_width_of[Self.accum]()
-    comptime group = VECTORS * Self.width
+    comptime group: SIMDLength = VECTORS * Self.width
 
     var y: Target[Self.dtype]
     var x: Source[Self.dtype]
@@ -287,7 +320,7 @@ struct _Logits[dtype: DType](_SpannedRow):
         }
 
     @inline(.always)
-    def largest(self, start: Int, end: Int) -> Scalar[Self.accum]:
+    def largest(self, start: Int, end: Int) -> SIMD[Self.accum, Self.group]:
         comptime Group = SIMD[Self.accum, Self.group]
         comptime Vector = SIMD[Self.accum, Self.width]
         var most = Group(neg_inf[Self.accum]())
@@ -307,7 +340,8 @@ struct _Logits[dtype: DType](_SpannedRow):
                 rest = larger(rebind[Vector](values), rest)
 
         _ = each[Self.group, Self.width](raise_to, start, end, end)
-        return fold_max[1](larger(rest, fold_max[Self.width](most)))
+        var first = larger(rest, most.slice[Self.width]())
+        return most.insert(first)
 
     @inline(.always)
     def support(
@@ -361,7 +395,7 @@ struct _Gradients[dtype: DType](_SpannedRow):
     comptime accum = accumulator[Self.dtype]()
     comptime steps = 1
     comptime width = simd_width_of[Self.accum]()
-    comptime group = VECTORS * Self.width
+    comptime group: SIMDLength = VECTORS * Self.width
 
     var dx: Target[Self.dtype]
     var y: Source[Self.dtype]
@@ -379,7 +413,7 @@ struct _Gradients[dtype: DType](_SpannedRow):
         }
 
     @inline(.always)
-    def largest(self, start: Int, end: Int) -> Scalar[Self.accum]:
+    def largest(self, start: Int, end: Int) -> SIMD[Self.accum, Self.group]:
         return 0
 
     @inline(.always)
@@ -498,8 +532,10 @@ def _rows_on_cpu[R: _SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
         @inline(.always)
         def whole(i: Int) {imm}:
             var row = first.at(i)
-            var m = row.largest(0, n)
-            var threshold = Threshold[R.accum, 1]()
+            var large = row.largest(0, n)
+            var m = fold_max[1](large)
+            var threshold = threshold_of(large - m)
+            threshold.go_on()
             var found = Support[R.accum](0, 0)
             for _ in range(R.steps):
                 var total = _Total[R.accum]()
@@ -516,23 +552,30 @@ def _rows_on_cpu[R: _SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
         share_rows(whole, rows, queue)
         return
 
+    comptime Group = SIMD[R.accum, R.group]
     var memory = List[Support[R.accum]](length=spans, fill={0, 0})
     var parts = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    var of_spans = List[Group](length=spans, fill=Group(0))
+    var large_of = of_spans.unsafe_ptr().unsafe_origin_cast[
+        MutUntrackedOrigin
+    ]()
     for i in range(rows.count()):
         var row = first.at(i)
 
         @inline(.always)
         def look(span: Int) {imm}:
             var start = span * SPAN
-            parts[unsafe_offset=span].sum = row.largest(
+            large_of[unsafe_offset=span] = row.largest(
                 start, min(start + SPAN, n)
             )
 
         share_tasks(look, spans, n, queue)
-        var m = neg_inf[R.accum]()
+        var large = Group(neg_inf[R.accum]())
         for span in range(spans):
-            m = larger(parts[unsafe_offset=span].sum, m)
-        var threshold = Threshold[R.accum, 1]()
+            large = larger(large_of[unsafe_offset=span], large)
+        var m = fold_max[1](large)
+        var threshold = threshold_of(large - m)
+        threshold.go_on()
         var found = Support[R.accum](0, 0)
         for _ in range(R.steps):
             var current = threshold
@@ -562,6 +605,7 @@ def _rows_on_cpu[R: _SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
 
         share_tasks(write, spans, n, queue)
     _ = memory^
+    _ = of_spans^
 
 
 # Rows along another axis on a CPU: the lanes of a vector are the same element of neighbouring rows.
