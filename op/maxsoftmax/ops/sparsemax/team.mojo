@@ -6,6 +6,7 @@ from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 from max.gpu.sync import barrier
 
+from ...cpu.lanes import fold_sum
 from ...gpu.tree_reduction import Shared
 from ...gpu.warp_reduction import block_reduce
 from ...online import Sum
@@ -170,7 +171,7 @@ struct Chain[dtype: DType](TrivialRegisterPassable):
         values: SIMD[Self.dtype, width],
     ):
         """Adds terms, and counts the values that are above 0."""
-        self.sum.add(terms.reduce_add())
+        self.sum.add(fold_sum[1](terms)[0])
         comptime for j in range(Int(width)):
             self.count += Int32(Int(values[j] > 0))
 

@@ -74,9 +74,14 @@ struct Threshold[dtype: DType, rows: SIMDLength](TrivialRegisterPassable):
             sum: Σ of what elements exceed the threshold by.
             count: How many do.
         """
-        var step = (sum - 1) / count.cast[Self.dtype]()
-        var high = self.high + step
-        var low = self.low + ((self.high - high) + step)
+        # To the mean of what is above, and down by as much as leaves 1: of more than 2^24 the difference of the two may round
+        # to 1, which is too much.
+        var total = count.cast[Self.dtype]()
+        var step = sum / total
+        var mean = self.high + step
+        var rest = self.low + (((self.high - mean) + step) - 1 / total)
+        var high = mean + rest
+        var low = rest - (high - mean)
         self.high = self.stands.select(self.high, high)
         self.low = self.stands.select(self.low, low)
         # The same elements are above it as before: this step only made up for rounding.
