@@ -43,6 +43,8 @@ def relatives(*values: TensorValue) -> list[TensorValue]:
                 ops.softmax_backward(x, x, axis),
                 ops.log_softmax_backward(x, x, axis),
                 ops.logsumexp(x, axis),
+                ops.sparsemax(x, axis),
+                ops.sparsemax_backward(x, x, axis),
             ]
         for axis in (-1, -2):
             results.append(ops.softmax(x, axis, scale=0.5, mask=mask, temperature=2.0))

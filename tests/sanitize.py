@@ -12,6 +12,8 @@ import scipy.special
 from contract import check, logits
 from test_forms import attention
 from test_gradients import backward, losses, wide
+from test_sparsemax import expected as sparsemax
+from test_sparsemax import gradient
 
 what, device = (*sys.argv[1:], "gpu")[:2]
 BOTH = (np.float32, ml_dtypes.bfloat16)
@@ -64,6 +66,10 @@ def along(x, dy, dtype):
     y = np.exp(log_y).astype(dtype)
     close(maxsoftmax.log_softmax(x, 1, device=device), log_y, dtype)
     close(maxsoftmax.softmax_backward(y, dy, 1, device=device), backward(y, dy, 1, False), dtype)
+    sparse = sparsemax(x, 1).astype(np.float64)
+    close(maxsoftmax.sparsemax(x, 1, device=device), sparse, dtype)
+    sparse = sparse.astype(dtype)
+    close(maxsoftmax.sparsemax_backward(sparse, dy, 1, device=device), gradient(sparse, dy, 1), dtype)
     if dtype != np.float32:
         # Each is another model, and they share their kernels.
         return

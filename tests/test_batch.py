@@ -37,10 +37,10 @@ def results(x, dy, target, threads, offset):
     def keep(name):
         found[name] = np.moveaxis(y, 1, 2).reshape(count, -1).copy()
 
-    for name in ("softmax", "log_softmax"):
+    for name in ("softmax", "log_softmax", "sparsemax"):
         run(name, x.shape, threads, (), y, x)
         keep(name)
-    for name in ("softmax_backward", "log_softmax_backward"):
+    for name in ("softmax_backward", "log_softmax_backward", "sparsemax_backward"):
         run(name, x.shape, threads, (), y, x, dy)
         keep(name)
     options = (-100, bits(0.1), 0, 1, 0)

@@ -16,6 +16,7 @@ from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
+from .ops.sparsemax import sparsemax, sparsemax_backward
 from .queue import Queue
 from .registry import (
     CrossEntropy,
@@ -28,5 +29,7 @@ from .registry import (
     SinkSoftmax,
     Softmax,
     SoftmaxBackward,
+    Sparsemax,
+    SparsemaxBackward,
 )
 from .rows import Rows, Source, Target

@@ -22,6 +22,7 @@ from .finish import Finish
 from .fused import KernelsOf
 from .loss import LossOptions, Reduction, Targets
 from .online import accumulator
+from .ops.sparsemax import sparsemax, sparsemax_backward
 from .rows import Rows, Source, Target, check_row_major
 
 
@@ -331,6 +332,65 @@ struct SoftmaxBackward:
         softmax_backward[KernelsOf[target], axis == y.rank - 1, log=log](
             _target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx
         )
+
+
+@compiler.register("sparsemax")
+struct Sparsemax:
+    """The op `sparsemax`: the nearest probabilities to logits along one axis.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Which axis sums to 1, counted from 0.
+
+        Args:
+            y: Probabilities, of the shape and dtype of `x`.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        sparsemax["cpu" if is_cpu[target]() else "gpu", axis == x.rank - 1](
+            _target(y), _source(x), Rows.of[axis](x.shape()), ctx
+        )
+
+
+@compiler.register("sparsemax_backward")
+struct SparsemaxBackward:
+    """The op `sparsemax_backward`: the gradient of the logits of sparsemax."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int
+    ](
+        dx: OutputTensor,
+        y: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        dy: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the forward op, counted from 0.
+
+        Args:
+            dx: dy less its mean over what is above 0 in `y`, and 0 elsewhere; of the shape and dtype of `y`.
+            y: What the forward op returned.
+            dy: Its gradient.
+            ctx: The device.
+        """
+        sparsemax_backward[
+            "cpu" if is_cpu[target]() else "gpu", axis == y.rank - 1
+        ](_target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx)
 
 
 @compiler.register("cross_entropy")

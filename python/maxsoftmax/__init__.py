@@ -1,7 +1,8 @@
 """The fastest softmax that can be put in a MAX graph, and called without one.
 
-- `softmax`, `log_softmax`, `logsumexp`, `cross_entropy` and their gradients take arrays: NumPy, or anything that speaks
-  DLPack. They call the kernels in libraries, which are built on first use; `warm_up` builds them ahead.
+- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients take arrays: NumPy, or
+  anything that speaks DLPack. They call the kernels in libraries, which are built on first use; `warm_up` builds them
+  ahead.
 - `maxsoftmax.torch`, which has to be imported, takes tensors of PyTorch, and has gradients of its own.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
 - A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.
@@ -22,6 +23,8 @@ from maxsoftmax._arrays import (
     max_sum,
     softmax,
     softmax_backward,
+    sparsemax,
+    sparsemax_backward,
 )
 from maxsoftmax._native import warm_up
 from maxsoftmax.extension import drop_into, dropin, extension
@@ -45,6 +48,8 @@ __all__ = [
     "ops",
     "softmax",
     "softmax_backward",
+    "sparsemax",
+    "sparsemax_backward",
     "warm_up",
 ]
 

@@ -135,7 +135,7 @@ def softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) ->
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
     """
-    return _backward(y, dy, axis, log=False)
+    return _backward("softmax_backward", y, dy, axis, log=False)
 
 
 def log_softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) -> TensorValue:
@@ -154,7 +154,50 @@ def log_softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
     """
-    return _backward(y, dy, axis, log=True)
+    return _backward("softmax_backward", y, dy, axis, log=True)
+
+
+def sparsemax(x: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds sparsemax along one axis to the graph that is being built.
+
+    Computes max(x - max x - t, 0), where t is what makes it sum to 1 along `axis`: the probabilities that are nearest
+    to `x`, most of them exactly 0 (Martins and Astudillo 2016, arXiv 1602.02068).
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis that will sum to 1; negative counts from the last.
+
+    Returns:
+        Probabilities, of the shape, dtype and device of `x`.
+
+    Raises:
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        ValueError: If `x` is a scalar, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    x = _value(x)
+    check_dtype(x.dtype)
+    (y,) = _call("sparsemax", [x], [x.type], {"axis": _axis(axis, x)})
+    return y
+
+
+def sparsemax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) -> TensorValue:
+    """Adds the gradient of the logits of `sparsemax`: where y is above 0, dy less its mean over all such, else 0.
+
+    Args:
+        y: What `sparsemax` returned.
+        dy: The gradient of that: of the same shape, dtype and device.
+        axis: The axis that sums to 1; negative counts from the last.
+
+    Returns:
+        The gradient of the logits, of the shape, dtype and device of `y`.
+
+    Raises:
+        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        ValueError: If shapes or devices differ, or there is no such axis.
+        LookupError: If no graph is being built.
+    """
+    return _backward("sparsemax_backward", y, dy, axis)
 
 
 def max_sum(x: TensorValueLike, axis: int = -1) -> tuple[TensorValue, TensorValue]:
@@ -451,11 +494,11 @@ def _is_input(x: TensorValue) -> bool:
     return any(value._mlir_value == x._mlir_value for value in Graph.current.inputs)
 
 
-def _backward(y: TensorValueLike, dy: TensorValueLike, axis: int, log: bool) -> TensorValue:
+def _backward(op: str, y: TensorValueLike, dy: TensorValueLike, axis: int, **options: bool) -> TensorValue:
     y, dy = _value(y, "y"), _value(dy, "dy")
     check_dtype(y.dtype, "y")
     _check(dy, "dy", y.dtype, y.shape, y.device)
-    (dx,) = _call("softmax_backward", [y, dy], [y.type], {"axis": _axis(axis, y, "y"), "log": log})
+    (dx,) = _call(op, [y, dy], [y.type], {"axis": _axis(axis, y, "y"), **options})
     return dx
 
 

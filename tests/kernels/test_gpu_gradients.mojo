@@ -7,6 +7,7 @@ from maxsoftmax import Cpu, gpu
 from maxsoftmax.finish import Finish
 from maxsoftmax.loss import LossOptions, Reduction, Targets
 from maxsoftmax.online import accumulator
+from maxsoftmax.ops.sparsemax import sparsemax, sparsemax_backward
 from maxsoftmax.rows import Rows, Source, Target
 
 
@@ -81,6 +82,27 @@ def check[
             y.here(), x.here(), rows, host
         )
         y.compare(step, fine, "log_softmax " + name)
+
+        sparsemax["gpu", contiguous](y.there(), x.there(), rows, device)
+        sparsemax["cpu", contiguous](y.here(), x.here(), rows, host)
+        y.compare(step, fine, "sparsemax " + name)
+        # Of so many that are near the maximum, all are above the threshold.
+        var near = Tensor[dtype](size, offset, device)
+        near.fill(7919, 0, 0.5 / Float32(rows.n))
+        sparsemax["gpu", contiguous](y.there(), near.there(), rows, device)
+        sparsemax["cpu", contiguous](y.here(), near.here(), rows, host)
+        y.compare(step, fine / Float64(rows.n), "sparsemax near " + name)
+        _ = near^
+        var chosen = Tensor[dtype](size, offset, device)
+        chosen.fill(7919, -2, 1)
+        sparsemax_backward["gpu", contiguous](
+            y.there(), chosen.there(), dy.there(), rows, device
+        )
+        sparsemax_backward["cpu", contiguous](
+            y.here(), chosen.here(), dy.here(), rows, host
+        )
+        y.compare(step, 4 * fine, "sparsemax_backward " + name)
+        _ = chosen^
 
         var pairs = Tensor[accum](2 * rows.count(), 0, device)
         gpu.auto[dtype, Finish.PAIR, contiguous](

@@ -7,6 +7,8 @@ from maxsoftmax._arrays.functions import (
     max_sum,
     softmax,
     softmax_backward,
+    sparsemax,
+    sparsemax_backward,
 )
 from maxsoftmax._arrays.layout import Rows
 from maxsoftmax._arrays.losses import (
@@ -28,4 +30,6 @@ __all__ = [
     "max_sum",
     "softmax",
     "softmax_backward",
+    "sparsemax",
+    "sparsemax_backward",
 ]

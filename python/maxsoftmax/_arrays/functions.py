@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, what is made of their rows, and their gradients, for arrays.
+"""Softmax, its logarithm, sparsemax, what is made of their rows, and their gradients, for arrays.
 
 Arrays of NumPy in and out, or any DLPack array in and its kind out. All may be called from several threads.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _softmax, _log_softmax = Known("softmax"), Known("log_softmax")
 _softmax_backward, _log_softmax_backward = Known("softmax_backward"), Known("log_softmax_backward")
+_sparsemax, _sparsemax_backward = Known("sparsemax"), Known("sparsemax_backward")
 _max_sum, _logsumexp = Known("statistics"), Known("statistics")
 
 
@@ -162,6 +163,60 @@ def log_softmax_backward(
         array([0., 0.])
     """
     return _backward(_log_softmax_backward, y, dy, axis, device)
+
+
+def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> Any:
+    """Returns sparsemax: max(x - max x - t, 0), where t is what makes it sum to 1 along `axis`.
+
+    These are the probabilities that are nearest to `x`, most of them exactly 0 (Martins and Astudillo 2016, arXiv
+    1602.02068). NaN or +inf turn their own row to NaN, a row of nothing but -inf is NaN, and -inf beside finite values
+    is 0.
+
+    Args:
+        x: Logits: whatever `maxsoftmax.softmax` takes.
+        axis: The axis or axes that will sum to 1; None for all of them together.
+        device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
+
+    Returns:
+        Probabilities: the shape, dtype, kind, device and order of `x`.
+
+    Raises:
+        TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
+        ValueError: If there is no such axis or device.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> maxsoftmax.sparsemax([[2.0, 1.5, 0.0], [2.0, 0.5, 0.0]])
+        array([[0.75, 0.25, 0.  ],
+               [1.  , 0.  , 0.  ]])
+    """
+    return _along(_sparsemax, x, axis, device)
+
+
+def sparsemax_backward(
+    y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None
+) -> Any:
+    """Returns the gradient of the logits of `sparsemax`: where y is above 0, dy less its mean over all such, else 0.
+
+    Args:
+        y: What `sparsemax` returned.
+        dy: The gradient of that, of the same shape and dtype.
+        axis: The axis or axes that sum to 1; None for all of them together.
+        device: Where to compute; where `y` is if None.
+
+    Returns:
+        The gradient: the shape, dtype, kind, device and order of `y`. Rows with NaN in `y` are NaN where it is not 0.
+
+    Raises:
+        TypeError: If an argument is not an array of real numbers, or not of its type, or dtypes differ.
+        ValueError: If shapes differ, or there is no such axis or device.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> maxsoftmax.sparsemax_backward([0.75, 0.25, 0.0], [1.0, 0.0, 5.0])
+        array([ 0.5, -0.5,  0. ])
+    """
+    return _backward(_sparsemax_backward, y, dy, axis, device)
 
 
 def max_sum(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> tuple[Any, Any]:

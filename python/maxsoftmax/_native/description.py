@@ -12,6 +12,8 @@ POINTERS = {
     "statistics": 3,
     "softmax_backward": 4,
     "log_softmax_backward": 4,
+    "sparsemax": 3,
+    "sparsemax_backward": 4,
     "cross_entropy": 5,
     "cross_entropy_backward": 6,
 }
@@ -27,6 +29,8 @@ OPS = {
     "max_sum": ("statistics",),
     "softmax_backward": ("softmax_backward",),
     "log_softmax_backward": ("log_softmax_backward",),
+    "sparsemax": ("sparsemax",),
+    "sparsemax_backward": ("sparsemax_backward",),
     "cross_entropy": ("cross_entropy",),
     "cross_entropy_forward": ("cross_entropy",),
     "cross_entropy_backward": ("cross_entropy_backward",),

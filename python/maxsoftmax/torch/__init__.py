@@ -1,8 +1,8 @@
-"""Softmax, its logarithm and cross entropy for `torch.Tensor`s, in place of torch's own, with gradients of every order.
+"""Softmax, its logarithm, sparsemax and cross entropy for `torch.Tensor`s, with gradients of every order.
 
 Tensors are taken as they lie in memory, on the CPU or on a CUDA device, there on torch's current stream. A call goes
 straight to the kernel; under torch.compile, torch.func and the like it is an operator of `torch.library`. Derivatives
-that are computed forward, as by `torch.func.jvp`, are torch's own.
+that are computed forward, as by `torch.func.jvp`, are torch's own, of sparsemax those of sorting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maxsoftmax.torch.modes import is_autocast
 from maxsoftmax.torch.outputs import along
 from maxsoftmax.torch.patch import patch
 
-__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax"]
+__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax", "sparsemax"]
 
 CLASSES = (torch.int64, torch.int32)
 """What the kernels take as classes."""
@@ -89,6 +89,39 @@ def log_softmax(
     if dtype is None and out is None and type(dim) is int and not is_autocast():
         return autograd.log_softmax(x, dim)
     return along("log_softmax", x, dim, dtype, out)
+
+
+def sparsemax(
+    x: torch.Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns sparsemax of a tensor along one dimension: the probabilities that are nearest to it, most of them 0.
+
+    It is max(x - max x - t, 0), where t is what makes it sum to 1 (Martins and Astudillo 2016, arXiv 1602.02068).
+
+    Args:
+        x: Logits, as for `softmax`.
+        dim: The dimension that will sum to 1, as for `softmax`.
+        dtype: What `x` is converted to before, as for `softmax`.
+        out: Where the result goes, as for `softmax`.
+
+    Returns:
+        Probabilities: of the shape and device of `x`, with its strides if it has no gaps. They have a gradient, and
+        that has one too.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        IndexError: If there is no such dimension.
+        ValueError: If `out` is on another device.
+        RuntimeError: If `out` is given where a gradient is wanted.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> maxsoftmax.torch.sparsemax(torch.tensor([2.0, 1.5, 0.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    if dtype is None and out is None and type(dim) is int and not is_autocast():
+        return autograd.sparsemax(x, dim)
+    return along("sparsemax", x, dim, dtype, out)
 
 
 def cross_entropy(  # noqa: PLR0917 (as torch has them)

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, cross entropy and their gradients as functions that have gradients, of every order.
+"""Softmax, its logarithm, sparsemax, cross entropy and their gradients as functions with gradients, of every order.
 
 Each function takes the shortest of three ways: to the kernel, if nobody wants a gradient; through a
 `torch.autograd.Function`; or as an operator (`operators`), if somebody beside the caller has to see it.
@@ -41,6 +41,30 @@ def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
     return direct.log_softmax(x, dim)
 
 
+def sparsemax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns sparsemax along a dimension."""
+    if type(x) not in PLAIN or is_watched():
+        check_tensor(x)
+        place = dimension(x, dim)
+        return sparsemax_by_torch(x, place) if is_forward() else _operators.sparsemax.default(x, place)
+    if x.requires_grad and _has_gradients():
+        return _apply_sparsemax(x, dim)
+    return direct.sparsemax(x, dim)
+
+
+def sparsemax_by_torch(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns sparsemax by functions of torch, which have derivatives that are computed forward: by sorting."""
+    if not x.numel() or not x.ndim:
+        return x * 0 + 1
+    wide = x if x.dtype is torch.float64 else x.float()
+    z = wide - wide.amax(dim, keepdim=True)
+    ordered = z.sort(dim, descending=True).values
+    sums = ordered.cumsum(dim) - 1
+    counts = torch.ones_like(ordered).cumsum(dim)
+    found = (ordered * counts > sums).sum(dim, keepdim=True).clamp(min=1)
+    return (z - sums.gather(dim, found - 1) / found).clamp(min=0).to(x.dtype)
+
+
 def softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns the gradient of logits, given softmax and its gradient."""
     if type(y) not in PLAIN or type(dy) not in PLAIN or is_watched():
@@ -57,6 +81,15 @@ def log_softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.T
     if _has_gradients() and (y.requires_grad or dy.requires_grad):
         return _apply_log_softmax_backward(y, dy, dim)
     return direct.log_softmax_backward(y, dy, dim)
+
+
+def sparsemax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the gradient of logits, given sparsemax and its gradient."""
+    if type(y) not in PLAIN or type(dy) not in PLAIN or is_watched():
+        return _operators.sparsemax_backward.default(y, dy, dim)
+    if _has_gradients() and (y.requires_grad or dy.requires_grad):
+        return _apply_sparsemax_backward(y, dy, dim)
+    return direct.sparsemax_backward(y, dy, dim)
 
 
 def cross_entropy(
@@ -124,6 +157,18 @@ def of_log_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     (y, dy), (dim,) = ctx.saved_tensors, ctx.choices
     weighted = g * y.exp()
     return -weighted * dy.sum(dim, keepdim=True), g - weighted.sum(dim, keepdim=True), None
+
+
+def of_sparsemax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of sparsemax."""
+    (y,), (dim,) = ctx.saved_tensors, ctx.choices
+    return sparsemax_backward(y, dy, dim), None
+
+
+def of_sparsemax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx: by y there is none, and in dy it is linear and its own transpose."""
+    (y, *_), (dim,) = ctx.saved_tensors, ctx.choices
+    return None, sparsemax_backward(y, g, dim), None
 
 
 def of_cross_entropy(ctx: Any, dloss: torch.Tensor, dpairs: torch.Tensor | None = None) -> tuple[Any, ...]:
@@ -203,6 +248,33 @@ class _LogSoftmaxBackward(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(of_log_softmax_backward)
 
 
+class _Sparsemax(torch.autograd.Function):  # type: ignore[misc]
+    """Sparsemax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps the result, of which the gradient is made."""
+        y = direct.sparsemax(x, dim)
+        ctx.save_for_backward(y)
+        ctx.choices = (dim,)
+        return y
+
+    backward = staticmethod(of_sparsemax)
+
+
+class _SparsemaxBackward(torch.autograd.Function):  # type: ignore[misc]
+    """The gradient of sparsemax with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keeps what says which elements are above 0."""
+        ctx.save_for_backward(y)
+        ctx.choices = (dim,)
+        return direct.sparsemax_backward(y, dy, dim)
+
+    backward = staticmethod(of_sparsemax_backward)
+
+
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy with a gradient."""
 
@@ -255,5 +327,7 @@ _apply_softmax = applied(_Softmax)
 _apply_log_softmax = applied(_LogSoftmax)
 _apply_softmax_backward = applied(_SoftmaxBackward)
 _apply_log_softmax_backward = applied(_LogSoftmaxBackward)
+_apply_sparsemax = applied(_Sparsemax)
+_apply_sparsemax_backward = applied(_SparsemaxBackward)
 _apply_cross_entropy = applied(_CrossEntropy)
 _apply_cross_entropy_backward = applied(_CrossEntropyBackward)

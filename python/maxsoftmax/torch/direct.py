@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and their gradients, from a tensor's memory to the kernel: no operator, no gradient.
+"""Softmax, its logarithm, sparsemax and their gradients, from a tensor to the kernel: no operator, no gradient.
 
 A call looks up what it needs by shape, strides, dtype, device and dimension. Arguments are checked where that is not
 there yet.
@@ -98,5 +98,7 @@ def _backward(name: str) -> Callable[..., torch.Tensor]:
 
 softmax = _along("softmax")
 log_softmax = _along("log_softmax")
+sparsemax = _along("sparsemax")
 softmax_backward = _backward("softmax_backward")
 log_softmax_backward = _backward("log_softmax_backward")
+sparsemax_backward = _backward("sparsemax_backward")

@@ -23,6 +23,8 @@ SCHEMAS = {
     "log_softmax": "(Tensor x, int dim) -> Tensor",
     "softmax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
     "log_softmax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
+    "sparsemax": "(Tensor x, int dim) -> Tensor",
+    "sparsemax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
     "cross_entropy": f"(Tensor x, Tensor target, {_CHOICES}) -> (Tensor, Tensor)",
     "cross_entropy_backward": f"(Tensor x, Tensor target, Tensor pairs, Tensor dloss, {_CHOICES}) -> Tensor",
 }
@@ -43,6 +45,14 @@ def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tens
 
 def _log_softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
     return direct.log_softmax_backward(y, dy, dim, torch.empty_like(y))
+
+
+def _sparsemax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.sparsemax(x, dim, torch.empty_like(x))
+
+
+def _sparsemax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
+    return direct.sparsemax_backward(y, dy, dim, torch.empty_like(y))
 
 
 def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
@@ -199,6 +209,8 @@ _KERNELS = {
     "log_softmax": _log_softmax,
     "softmax_backward": _softmax_backward,
     "log_softmax_backward": _log_softmax_backward,
+    "sparsemax": _sparsemax,
+    "sparsemax_backward": _sparsemax_backward,
     "cross_entropy": direct_losses.cross_entropy,
     "cross_entropy_backward": _cross_entropy_backward,
 }
@@ -206,7 +218,7 @@ _BATCHED = {
     "cross_entropy": _batched_cross_entropy,
     "cross_entropy_backward": _batched_cross_entropy_backward,
 }
-_KEPT = {"softmax": _keep_result, "log_softmax": _keep_result, "cross_entropy": _keep_pairs}
+_KEPT = {"softmax": _keep_result, "log_softmax": _keep_result, "sparsemax": _keep_result, "cross_entropy": _keep_pairs}
 
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
