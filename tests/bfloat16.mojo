@@ -5,12 +5,12 @@ from max.gpu.host import DeviceContext
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from maxsoftmax import Cpu
-from maxsoftmax.finish import Finish
-from maxsoftmax.logits import Logits
-from maxsoftmax.loss import LossOptions, Targets
-from maxsoftmax.online import accumulator
-from maxsoftmax.results import Results
-from maxsoftmax.rows import Rows, Source, Target
+from maxsoftmax.ops.finish import Finish
+from maxsoftmax.io.logits import Logits
+from maxsoftmax.math.loss import LossOptions, Targets
+from maxsoftmax.math.online import accumulator
+from maxsoftmax.io.results import Results
+from maxsoftmax.io.rows import Rows, Source, Target
 
 comptime dtype = DType.bfloat16
 comptime From = Source[dtype]

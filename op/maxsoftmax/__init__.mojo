@@ -11,11 +11,11 @@ from .direct import (
     softmax_backward,
     statistics,
 )
-from .forms import Forms, Kind, Operand, formed_softmax
+from .ops.forms import Forms, Kind, Operand, formed_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
-from .loss import LossOptions, Reduction, Targets
-from .online import accumulator
+from .math.loss import LossOptions, Reduction, Targets
+from .math.online import accumulator
 from .ops.sparsemax import sparsemax, sparsemax_backward
 from .queue import Queue
 from .registry import (
@@ -32,4 +32,4 @@ from .registry import (
     Sparsemax,
     SparsemaxBackward,
 )
-from .rows import Rows, Source, Target
+from .io.rows import Rows, Source, Target

@@ -4,12 +4,12 @@
 On a GPU a call enqueues its kernels and returns; a `DeviceContext` is a `Queue`.
 """
 
-from .finish import Finish
+from .ops.finish import Finish
 from .kernels import Kernels
-from .loss import LossOptions, Targets
-from .online import accumulator
+from .math.loss import LossOptions, Targets
+from .math.online import accumulator
 from .queue import Queue
-from .rows import Rows, Source, Target
+from .io.rows import Rows, Source, Target
 
 
 def softmax[

@@ -7,13 +7,13 @@ from extensibility import _FusedOutputTensor as FusedOutputTensor
 from max.gpu.host.info import is_cpu
 
 from .cpu.kernels import Cpu
-from .finish import Finish
+from .ops.finish import Finish
 from .gpu.kernels import Gpu
 from .kernels import Kernels
-from .logits import Logits, address, is_plain
-from .results import Results
+from .io.logits import Logits, address, is_plain
+from .io.results import Results
 from .queue import Queue
-from .rows import Rows
+from .io.rows import Rows
 
 comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
     target

@@ -5,13 +5,13 @@ A library for one kind of device imports the kernels of that kind only: the comp
 
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from .finish import Finish
-from .logits import Logits
-from .loss import LossOptions, Targets
-from .online import accumulator
+from .ops.finish import Finish
+from .io.logits import Logits
+from .math.loss import LossOptions, Targets
+from .math.online import accumulator
 from .queue import Queue
-from .results import Results
-from .rows import Rows, Source, Target
+from .io.results import Results
+from .io.rows import Rows, Source, Target
 
 
 trait Kernels:

@@ -17,7 +17,7 @@ from max.gpu.host import (
 from max.gpu.host.launch_attribute import LaunchAttribute
 
 from .kept import Kept, heap, key_of, release
-from .rows import Target
+from .io.rows import Target
 
 comptime SCRATCH_ALIGNMENT = 256
 """Bytes that every piece of scratch memory is aligned to, as what a GPU's allocators return is."""

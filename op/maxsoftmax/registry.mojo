@@ -18,12 +18,12 @@ from .direct import (
     softmax_backward,
     statistics,
 )
-from .finish import Finish
+from .ops.finish import Finish
 from .fused import KernelsOf
-from .loss import LossOptions, Reduction, Targets
-from .online import accumulator
+from .math.loss import LossOptions, Reduction, Targets
+from .math.online import accumulator
 from .ops.sparsemax import sparsemax, sparsemax_backward
-from .rows import Rows, Source, Target, check_row_major
+from .io.rows import Rows, Source, Target, check_row_major
 
 
 @compiler.register("softmax")

@@ -6,7 +6,7 @@ from extensibility import _FusedOutputTensor as FusedOutputTensor
 from max.gpu.host import DeviceContext
 
 from maxsoftmax import fused
-from maxsoftmax.finish import Finish
+from maxsoftmax.ops.finish import Finish
 
 
 @compiler.register("mo.reduce.softmax")

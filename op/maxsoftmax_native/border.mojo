@@ -6,9 +6,9 @@ from std.sys import get_defined_string, size_of
 from max.gpu.host import DeviceContext
 
 from maxsoftmax.kept import Kept
-from maxsoftmax.loss import LossOptions, Reduction, Targets
+from maxsoftmax.math.loss import LossOptions, Reduction, Targets
 from maxsoftmax.queue import Queue
-from maxsoftmax.rows import Rows, Source, Target
+from maxsoftmax.io.rows import Rows, Source, Target
 
 comptime TARGET = get_defined_string["TARGET"]()
 """What the library is for: "cpu" or "gpu"."""

@@ -1,7 +1,7 @@
 """The library of the gradient of cross entropy."""
 
 import maxsoftmax.direct as direct
-from maxsoftmax.online import accumulator
+from maxsoftmax.math.online import accumulator
 from maxsoftmax.queue import Queue
 from here import Here
 from maxsoftmax_native.border import (

@@ -2,8 +2,15 @@
 
 from std.utils import IndexList
 
-from maxsoftmax.forms import AXIS, Forms, Kind, Operand, RANK, formed_softmax
-from maxsoftmax.online import accumulator
+from maxsoftmax.ops.forms import (
+    AXIS,
+    Forms,
+    Kind,
+    Operand,
+    RANK,
+    formed_softmax,
+)
+from maxsoftmax.math.online import accumulator
 from maxsoftmax.queue import Queue
 from here import Here
 from maxsoftmax_native.border import (

@@ -5,7 +5,7 @@ from std.memory import bitcast
 from std.testing import TestSuite, assert_equal, assert_true
 from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from maxsoftmax.exponential import HEADROOM, Unit
+from maxsoftmax.math.exponential import HEADROOM, Unit
 
 comptime WIDTH = 16
 comptime ROOM = Float64(1 << (HEADROOM // 2)) * Float64(1 << (HEADROOM // 2))

@@ -4,7 +4,7 @@ from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceContext
 
 from maxsoftmax import Cpu, gpu
-from maxsoftmax.rows import Rows
+from maxsoftmax.io.rows import Rows
 
 comptime dtype = DType.float32
 

@@ -4,11 +4,11 @@ from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceBuffer, DeviceContext
 
 from maxsoftmax import Cpu, gpu
-from maxsoftmax.finish import Finish
-from maxsoftmax.loss import LossOptions, Reduction, Targets
-from maxsoftmax.online import accumulator
+from maxsoftmax.ops.finish import Finish
+from maxsoftmax.math.loss import LossOptions, Reduction, Targets
+from maxsoftmax.math.online import accumulator
 from maxsoftmax.ops.sparsemax import sparsemax, sparsemax_backward
-from maxsoftmax.rows import Rows, Source, Target
+from maxsoftmax.io.rows import Rows, Source, Target
 
 
 struct Tensor[dtype: DType](Movable):

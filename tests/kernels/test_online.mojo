@@ -4,7 +4,7 @@ from std.math import exp
 from std.testing import TestSuite, assert_equal, assert_true
 from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from maxsoftmax.online import MaxSum, Sum
+from maxsoftmax.math.online import MaxSum, Sum
 
 comptime Pair = MaxSum[DType.float32, 1]
 

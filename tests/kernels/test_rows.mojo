@@ -3,7 +3,7 @@
 from std.testing import TestSuite, assert_raises
 from std.utils import IndexList
 
-from maxsoftmax.rows import check_row_major
+from maxsoftmax.io.rows import check_row_major
 
 
 def test_row_major_memory_is_taken() raises:

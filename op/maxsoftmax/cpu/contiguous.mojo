@@ -4,9 +4,9 @@ from std.math import ceildiv
 from std.sys import simd_width_of, size_of
 from std.utils.numerics import neg_inf
 
-from ..exponential import Unit
-from ..online import MaxSum, Sum
-from ..rows import Rows
+from ..math.exponential import Unit
+from ..math.online import MaxSum, Sum
+from ..io.rows import Rows
 from .lanes import collapse, each, fold_max, fold_sum, larger
 from .memory import first_lanes, load_plain, store_plain
 from .operations import Operation, Place

@@ -2,8 +2,8 @@
 
 from std.utils.numerics import nan
 
-from ..exponential import Unit
-from ..loss import (
+from ..math.exponential import Unit
+from ..math.loss import (
     Class,
     Loss,
     LossOptions,
@@ -12,9 +12,9 @@ from ..loss import (
     Targets,
     Upstream,
 )
-from ..online import MaxSum, Sum, accumulator
+from ..math.online import MaxSum, Sum, accumulator
 from ..queue import Queue
-from ..rows import Rows, Source, Target
+from ..io.rows import Rows, Source, Target
 from .lanes import spread
 from .memory import load, store
 from .operations import Operation, Place

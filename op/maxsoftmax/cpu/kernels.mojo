@@ -2,14 +2,14 @@
 
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..kernels import Kernels
-from ..logits import Logits
-from ..loss import LossOptions, Targets, log_of_sum
-from ..online import accumulator
+from ..io.logits import Logits
+from ..math.loss import LossOptions, Targets, log_of_sum
+from ..math.online import accumulator
 from ..queue import Queue
-from ..results import Results
-from ..rows import Rows, Source, Target
+from ..io.results import Results
+from ..io.rows import Rows, Source, Target
 from .cross_entropy import gradients, losses, wrong_target
 from .memory import store
 from .naive import naive

@@ -1,7 +1,7 @@
 """What is done vector by vector, and vectors folded into narrower ones, in as short a chain of operations as a row of a few
 vectors has time for."""
 
-from ..online import Sum
+from ..math.online import Sum
 
 
 @inline(.always)

@@ -6,8 +6,8 @@ from std.sys import PrefetchOptions, prefetch, size_of
 from std.sys.intrinsics import masked_load, masked_store
 from std.utils.numerics import neg_inf
 
-from ..online import accumulator
-from ..rows import Source, Target
+from ..math.online import accumulator
+from ..io.rows import Source, Target
 
 comptime LINE = 64
 """Bytes that memory is fetched by."""

@@ -2,9 +2,9 @@
 
 from std.utils.numerics import neg_inf
 
-from ..exponential import Unit
-from ..online import Normalizer, Sum, accumulator
-from ..rows import Rows, Source, Target
+from ..math.exponential import Unit
+from ..math.online import Normalizer, Sum, accumulator
+from ..io.rows import Rows, Source, Target
 from .memory import rounded
 
 

@@ -2,9 +2,9 @@
 
 from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from ..gradient import Gradient
-from ..online import Logarithms, MaxSum, Normalizer, accumulator
-from ..rows import Rows, Source, Target
+from ..math.gradient import Gradient
+from ..math.online import Logarithms, MaxSum, Normalizer, accumulator
+from ..io.rows import Rows, Source, Target
 
 
 @fieldwise_init

@@ -4,7 +4,7 @@ from std.math import align_up, ceildiv
 from std.runtime import parallelism_level
 from std.sys import size_of
 
-from ..rows import Rows
+from ..io.rows import Rows
 
 comptime WIDTH = 1024
 """Most rows a panel: memory is read in pieces of this length, and as many pairs stay in the first cache."""

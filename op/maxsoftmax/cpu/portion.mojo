@@ -1,7 +1,7 @@
 """A span of a row whose exponentials are counted in the unit of the span's own maximum."""
 
-from ..exponential import ROOM, Unit
-from ..online import MaxSum, Normalizer
+from ..math.exponential import ROOM, Unit
+from ..math.online import MaxSum, Normalizer
 
 
 struct Portion[dtype: DType, whole: Bool](TrivialRegisterPassable):

@@ -2,9 +2,9 @@
 
 from std.math import ceildiv
 
-from ..online import MaxSum
+from ..math.online import MaxSum
 from ..queue import Queue
-from ..rows import Target
+from ..io.rows import Target
 from .shares import Shares, parallel, share_tasks, workers_for
 
 comptime SPAN = 4096

@@ -5,7 +5,7 @@ from std.math import ceildiv
 from std.runtime import parallelism_level
 
 from ..queue import Queue
-from ..rows import Rows
+from ..io.rows import Rows
 
 comptime GRAIN = 1 << 17
 """Fewest elements worth another thread: a core computes as many float32 in 62 us, and a thread that went to sleep, as MAX's

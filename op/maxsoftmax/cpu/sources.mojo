@@ -5,8 +5,8 @@ from std.utils.numerics import neg_inf
 
 from extensibility.managed_tensor_slice import InputFusion
 
-from ..logits import Logits, Row
-from ..rows import Rows, Source
+from ..io.logits import Logits, Row
+from ..io.rows import Rows, Source
 from .memory import fetch, load
 
 

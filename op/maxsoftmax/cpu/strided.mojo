@@ -3,7 +3,7 @@
 from std.bit import log2_ceil
 from std.math import ceildiv
 
-from ..online import MaxSum
+from ..math.online import MaxSum
 from .lanes import each
 from .operations import Operation, Place
 from .panels import WIDTH, Panels

@@ -2,9 +2,9 @@
 
 from extensibility.managed_tensor_slice import OutputFusion
 
-from ..online import accumulator
-from ..results import ResultRow, Results
-from ..rows import Rows, Target
+from ..math.online import accumulator
+from ..io.results import ResultRow, Results
+from ..io.rows import Rows, Target
 from .memory import fetch_to_write, rounded, store
 from .sources import place_of
 

@@ -1,8 +1,8 @@
 """Chooses how the rows of an axis are walked."""
 
-from ..online import accumulator
+from ..math.online import accumulator
 from ..queue import Queue
-from ..rows import Rows
+from ..io.rows import Rows
 from .contiguous import ContiguousRows
 from .operations import Operation
 from .panels import Panels

@@ -1,9 +1,9 @@
 """The GPU kernels."""
 
-from .backward import backward
-from .choose import auto
+from .dispatch_backward import backward
+from .dispatch import auto
 from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .fused import fused
+from .dispatch_computed import fused
 from .softmax import softmax

@@ -4,7 +4,7 @@ from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
 
 from ..queue import Queue
-from ..rows import Source, Target
+from ..io.rows import Source, Target
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""

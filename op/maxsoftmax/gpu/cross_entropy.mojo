@@ -10,13 +10,13 @@ from max.gpu import (
     thread_idx,
 )
 
-from ..loss import Class, Loss, LossOptions, Reduction, Smoothing, Targets
-from ..online import Sum, accumulator
+from ..math.loss import Class, Loss, LossOptions, Reduction, Smoothing, Targets
+from ..math.online import Sum, accumulator
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .overlap import follow, overlapped
+from ..io.rows import Rows, Source, Target
+from .hardware.pdl import pdl_wait, pdl_attributes
 from .totals import BLOCK_SIZE, MAX_PARTS, Parts, Total
-from .tree_reduction import plus, tree_reduce
+from .hardware.tree_reduction import plus, tree_reduce
 
 
 comptime FEW = 4096
@@ -74,7 +74,7 @@ def losses_kernel[
         address_space=AddressSpace.SHARED,
     ]()
     var total = Total[accum]()
-    follow()
+    pdl_wait()
     for row in range(
         (Int(block_idx.x) * block_size + thread) // team,
         rows.count(),
@@ -162,7 +162,7 @@ def losses[
             Int64(options.is_counted),
             grid_dim=blocks,
             block_dim=block_size,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
     var by_block = options.smoothing != 0 and rows.inner == 1

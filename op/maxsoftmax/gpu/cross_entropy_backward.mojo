@@ -12,8 +12,8 @@ from max.gpu import (
 )
 from max.gpu.host import Dim
 
-from ..exponential import Scale
-from ..loss import (
+from ..math.exponential import Scale
+from ..math.loss import (
     Class,
     Loss,
     LossOptions,
@@ -22,13 +22,13 @@ from ..loss import (
     Targets,
     Upstream,
 )
-from ..online import accumulator
+from ..math.online import accumulator
 from ..queue import Queue, Scratch
-from ..rows import Rows, Source, Target
-from .overlap import follow, overlapped
-from .part import Part
+from ..io.rows import Rows, Source, Target
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.row import Part
 from .totals import BLOCK_SIZE, Parts, counts_kernel
-from .tree_reduction import MAX_GRID
+from .hardware.tree_reduction import MAX_GRID
 
 comptime ELEMENTS = 16
 """Elements that a thread has under way at a time."""
@@ -81,7 +81,7 @@ def gradients_kernel[
     var thread = Int(thread_idx.x)
     comptime teams = BLOCK_SIZE // team
     # Which part is said by the other dimension of the grid: a division would take as long as a vector.
-    follow()
+    pdl_wait()
     for row in range(
         Int(block_idx.x) * teams + thread // team,
         Int(rows),
@@ -207,7 +207,7 @@ def column_gradients_kernel[
     """
     comptime accum = accumulator[dtype]()
     var rows = Rows(Int(outer), Int(n), Int(inner))
-    follow()
+    pdl_wait()
     for row in range(
         Int(block_idx.x) * BLOCK_SIZE + Int(thread_idx.x),
         rows.count(),
@@ -290,7 +290,7 @@ def gradients[
             Int64(options.ignored),
             grid_dim=parts.blocks,
             block_dim=BLOCK_SIZE,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
         parts.divide(share.pointer, upstream, queue)
         upstream = Upstream[up, accum](computed=share.pointer)
@@ -316,7 +316,7 @@ def gradients[
                 1,
             ),
             block_dim=BLOCK_SIZE,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
     comptime if contiguous and dtype != DType.float64:
@@ -340,7 +340,7 @@ def gradients[
                     1,
                 ),
                 block_dim=BLOCK_SIZE,
-                attributes=overlapped(),
+                attributes=pdl_attributes(),
             )
 
         # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.

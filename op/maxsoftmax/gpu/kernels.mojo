@@ -2,20 +2,20 @@
 
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..kernels import Kernels
-from ..logits import Logits
-from ..loss import LossOptions, Targets
-from ..online import accumulator
+from ..io.logits import Logits
+from ..math.loss import LossOptions, Targets
+from ..math.online import accumulator
 from ..queue import Queue
-from ..results import Results
-from ..rows import Rows, Source, Target
-from .backward import backward
-from .choose import auto
+from ..io.results import Results
+from ..io.rows import Rows, Source, Target
+from .dispatch_backward import backward
+from .dispatch import auto
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .fused import fused
-from .row_pairs import logsumexp, max_sum_apart
+from .dispatch_computed import fused
+from .statistics import logsumexp, max_sum_apart
 from .softmax import softmax as from_memory
 
 

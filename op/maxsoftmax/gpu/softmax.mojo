@@ -1,11 +1,11 @@
 """Softmax on the GPU: chooses the kernel for an axis."""
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .choose import auto
-from .columns import columns
+from ..io.rows import Rows, Source, Target
+from .dispatch import auto
+from .fallback import fallback
 from .ladder import (
     elementwise,
     multipass,
@@ -45,7 +45,7 @@ def softmax[
     comptime if algorithm == "auto":
         auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, queue)
     elif not contiguous:
-        columns[Finish.PROBABILITIES, block_size](
+        fallback[Finish.PROBABILITIES, block_size](
             MemoryTarget(y), MemorySource(x), rows, queue
         )
     elif algorithm == "tree":

@@ -20,13 +20,13 @@ from max.gpu import (
 from max.gpu.sync import barrier
 
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .cluster import Pair
-from .overlap import follow, overlapped
-from .granules import Granule, Granules, caught_up
-from .part import Part
-from .streamed import LANES, Sums, Written
-from .tile import write_pair
+from ..io.rows import Rows, Source, Target
+from .hardware.cluster import Pair
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.granules import Granule, Granules, caught_up
+from .partition.row import Part
+from .streaming_operations import LANES, Sums, Written
+from .resident import write_pair
 
 comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
 """What the units of all rows sum to, between the launches."""
@@ -72,7 +72,7 @@ struct Units(TrivialRegisterPassable):
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
-    `nvvm.minctasm`=SIMDLength(S.resident // S.block_size),
+    `nvvm.minctasm`=SIMDLength(S.threads_per_sm // S.block_size),
 )
 def units_kernel[
     S: Sums, alone: Bool
@@ -110,7 +110,7 @@ def units_kernel[
     var row, rank = _row_and_rank(blocks)
     var a = G(x, row, Int(n))
     var b = G(other, row, Int(n)) if S.inputs == 2 else a
-    follow()
+    pdl_wait()
 
     @inline(.always)
     def leave(unit: Int, pair: Pair[]) {imm}:
@@ -295,7 +295,7 @@ def merge_kernel[
     """
     var thread = Int(thread_idx.x)
     var row = Int(block_idx.x)
-    follow()
+    pdl_wait()
     var whole = _merged[S](
         pairs.unsafe_offset(row * Int(units)), Int(units), thread
     )
@@ -339,7 +339,7 @@ def write_kernel[
     comptime F = DType.float32
     var thread = Int(thread_idx.x)
     var row, rank = _row_and_rank(blocks)
-    follow()
+    pdl_wait()
     var written = W(
         _merged[S](pairs.unsafe_offset(row * Int(units)), Int(units), thread)
     )
@@ -416,7 +416,7 @@ def streaming[
         Int64(ceildiv(rows.n, width * blocks)),
         grid_dim=rows.count() * blocks,
         block_dim=S.block_size,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     _ = memory^
 
@@ -452,7 +452,7 @@ def streaming_pairs[
             Int64(1),
             grid_dim=rows.count(),
             block_dim=S.block_size,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
         return
     var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
@@ -464,7 +464,7 @@ def streaming_pairs[
         Int64(units.count),
         grid_dim=rows.count(),
         block_dim=S.block_size,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     _ = memory^
 
@@ -496,7 +496,7 @@ def _launch_units[
         Int64(blocks),
         grid_dim=rows.count() * blocks,
         block_dim=S.block_size,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
 
 

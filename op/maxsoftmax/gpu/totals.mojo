@@ -12,12 +12,12 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from ..loss import LossOptions, Reduction, Targets, Upstream
-from ..online import Sum
+from ..math.loss import LossOptions, Reduction, Targets, Upstream
+from ..math.online import Sum
 from ..queue import Queue, Scratch
-from ..rows import Source, Target
-from .overlap import follow, overlapped
-from .tree_reduction import plus, tree_reduce
+from ..io.rows import Source, Target
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .hardware.tree_reduction import plus, tree_reduce
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
@@ -136,7 +136,7 @@ def counts_kernel[
         ignored: The class of rows that do not count.
     """
     var total = Total[accum]()
-    follow()
+    pdl_wait()
     for row in range(
         Int(block_idx.x) * BLOCK_SIZE + Int(thread_idx.x),
         Int(rows),
@@ -213,7 +213,7 @@ def _collected[
     """Returns, to the first thread of a block of `MAX_PARTS`, what the parts come to.
     """
     var thread = Int(thread_idx.x)
-    follow()
+    pdl_wait()
     var total = Total[accum]()
     if thread < blocks:
         total.sum.add(parts[unsafe_offset=2 * thread])
@@ -261,7 +261,7 @@ struct Parts[accum: DType](Movable):
             Int64(options.is_counted),
             grid_dim=1,
             block_dim=MAX_PARTS,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
     def divide[
@@ -281,5 +281,5 @@ struct Parts[accum: DType](Movable):
             Int64(self.blocks),
             grid_dim=1,
             block_dim=MAX_PARTS,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )

@@ -7,7 +7,7 @@ pointer is.
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 
-from ..rows import Source, Target
+from .rows import Source, Target
 from .source import RowSource, SourceColumn
 from .target import RowTarget, TargetColumn
 

@@ -8,7 +8,7 @@ from std.builtin.device_passable import DevicePassable
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ..rows import Source
+from .rows import Source
 
 
 trait SourceColumn(TrivialRegisterPassable):

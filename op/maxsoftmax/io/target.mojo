@@ -2,7 +2,7 @@
 
 from std.builtin.device_passable import DevicePassable
 
-from ..rows import Target
+from .rows import Target
 
 
 trait TargetColumn(TrivialRegisterPassable):

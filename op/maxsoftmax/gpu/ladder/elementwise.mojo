@@ -9,11 +9,11 @@ from std.math import ceildiv
 from std.utils.numerics import neg_inf
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 
-from ...exponential import Unit
-from ...online import Normalizer, Sum, accumulator
+from ...math.exponential import Unit
+from ...math.online import Normalizer, Sum, accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
-from ..tree_reduction import MAX_GRID
+from ...io.rows import Rows, Source, Target
+from ..hardware.tree_reduction import MAX_GRID
 
 
 def elementwise_kernel[

@@ -13,12 +13,12 @@ from max.gpu import (
     thread_idx,
 )
 
-from ...online import MaxSum
+from ...math.online import MaxSum
 from ...queue import Queue
-from ...rows import Rows, Source, Target
-from ..stripe import Stripe
-from ..tree_reduction import MAX_GRID
-from ..warp_reduction import pair_reduce
+from ...io.rows import Rows, Source, Target
+from ..partition.stripe import Stripe
+from ..hardware.tree_reduction import MAX_GRID
+from ..hardware.warp_reduction import pair_reduce
 
 
 @__llvm_metadata(

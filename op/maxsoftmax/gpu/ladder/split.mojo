@@ -14,11 +14,11 @@ from max.gpu import (
     thread_idx,
 )
 
-from ...online import MaxSum, accumulator
+from ...math.online import MaxSum, accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
-from ..tree_reduction import MAX_GRID
-from ..warp_reduction import pair_reduce
+from ...io.rows import Rows, Source, Target
+from ..hardware.tree_reduction import MAX_GRID
+from ..hardware.warp_reduction import pair_reduce
 
 comptime Pairs[accum: DType] = Pointer[MaxSum[accum, 1], MutUntrackedOrigin]
 """Where pairs wait between launches."""

@@ -15,12 +15,12 @@ from max.gpu import (
     thread_idx,
 )
 
-from ...exponential import Unit
-from ...online import Normalizer, Sum, accumulator
+from ...math.exponential import Unit
+from ...math.online import Normalizer, Sum, accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
-from ..tree_reduction import MAX_GRID, larger, plus
-from ..warp_reduction import block_reduce
+from ...io.rows import Rows, Source, Target
+from ..hardware.tree_reduction import MAX_GRID, larger, plus
+from ..hardware.warp_reduction import block_reduce
 
 
 @__llvm_metadata(

@@ -10,9 +10,9 @@ from ...cpu.lanes import each, larger
 from ...cpu.memory import fetch, fetch_to_write, load, store
 from ...cpu.panels import Panels
 from ...cpu.shares import Shares, parallel, share_tasks
-from ...online import Sum, accumulator
+from ...math.online import Sum, accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
+from ...io.rows import Rows, Source, Target
 from .threshold import MOST_STEPS, Threshold, gradient_where, positive, term
 
 comptime COPIED = 1 << 24

@@ -1,7 +1,7 @@
 """Sparsemax and its gradient on memory: what graphs, libraries and Mojo programs call."""
 
 from ...queue import Queue
-from ...rows import Rows, Source, Target
+from ...io.rows import Rows, Source, Target
 from .columns import columns_on_cpu, gradient_columns_on_cpu
 from .gpu import columns_on_gpu, gradients_on_gpu, rows_on_gpu
 from .rows import GradientsRow, LogitsRow, rows_on_cpu

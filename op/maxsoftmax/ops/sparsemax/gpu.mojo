@@ -15,10 +15,10 @@ from max.gpu import (
 )
 from max.gpu.sync import barrier
 
-from ...gpu.tree_reduction import MAX_GRID, larger
-from ...online import accumulator
+from ...gpu.hardware.tree_reduction import MAX_GRID, larger
+from ...math.online import accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
+from ...io.rows import Rows, Source, Target
 from .team import (
     TOGETHER,
     Chain,

@@ -10,9 +10,9 @@ from ...cpu.lanes import each, fold_max, fold_sum, larger
 from ...cpu.memory import fetch, fetch_to_write, load, store
 from ...cpu.schedule import SPAN, spans_of
 from ...cpu.shares import share_rows, share_tasks, workers_for
-from ...online import Sum, accumulator
+from ...math.online import Sum, accumulator
 from ...queue import Queue
-from ...rows import Rows, Source, Target
+from ...io.rows import Rows, Source, Target
 from .threshold import (
     MOST_STEPS,
     Support,

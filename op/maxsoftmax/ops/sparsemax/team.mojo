@@ -7,10 +7,10 @@ from max.gpu import WARP_SIZE
 from max.gpu.sync import barrier
 
 from ...cpu.lanes import fold_sum
-from ...gpu.tree_reduction import Shared
-from ...gpu.warp_reduction import block_reduce
-from ...online import Sum
-from ...rows import Source, Target
+from ...gpu.hardware.tree_reduction import Shared
+from ...gpu.hardware.warp_reduction import block_reduce
+from ...math.online import Sum
+from ...io.rows import Source, Target
 from .threshold import Support, positive
 
 comptime TOGETHER = 32

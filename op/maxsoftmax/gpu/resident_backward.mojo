@@ -1,6 +1,6 @@
 """The fast backward kernel of rows that fit on the chip: two reads and one write an element.
 
-It is `tile` with two inputs and a single sum: a team asks for all of its row's results and gradients at once, keeps them in
+It is `resident` with two inputs and a single sum: a team asks for all of its row's results and gradients at once, keeps them in
 registers and slots while their product is summed, and writes.
 """
 
@@ -15,30 +15,30 @@ from max.gpu import (
 )
 from max.gpu.host import Dim
 
-from ..gradient import Gradient
-from ..online import Sum
+from ..math.gradient import Gradient
+from ..math.online import Sum
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .cluster import Cluster
-from .overlap import follow, overlapped
-from .part import LINE_BYTES, Part, anew
-from .slots import Slots, wait_after
-from .stripe import VECTOR_BYTES
-from .team import largest_lane, maximum, team_reduce, total
-from .tile import GROUP, add
+from ..io.rows import Rows, Source, Target
+from .hardware.cluster import Cluster
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.row import LINE_BYTES, Part, anew
+from .hardware.slots import Slots, wait_after
+from .partition.stripe import VECTOR_BYTES
+from .hardware.team import largest_lane, maximum, team_reduce, total
+from .resident import GROUP, add
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
-    `nvvm.minctasm`=SIMDLength(resident),
+    `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
 )
-def backward_tile_kernel[
+def resident_backward_kernel[
     dtype: DType,
     log: Bool,
     block_size: Int,
     team: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     slotted: Bool,
     clustered: Bool,
     width: Int,
@@ -59,7 +59,7 @@ def backward_tile_kernel[
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
         vectors: Vectors of 16 bytes of each input that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold, which bounds the registers.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share a row.
         width: Elements a vector: as many as have 16 bytes, or 1.
@@ -100,7 +100,7 @@ def backward_tile_kernel[
         (Int(dy) - Int(y)) // size_of[dtype]()
     )
 
-    follow()
+    pdl_wait()
     comptime if slotted:
         for i in range(vectors, last):
             slots.stage(2 * (i - vectors), part, i)
@@ -181,13 +181,13 @@ def backward_tile_kernel[
         part.store_edges(dx, gradient.of(result_edges, gradient_edges))
 
 
-def backward_tile[
+def resident_backward[
     dtype: DType,
     log: Bool,
     block_size: Int,
     team: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
 ](
     dx: Target[dtype],
@@ -196,7 +196,7 @@ def backward_tile[
     rows: Rows,
     queue: Queue,
 ) raises:
-    """Launches `backward_tile_kernel` with a team for each row, within a block.
+    """Launches `resident_backward_kernel` with a team for each row, within a block.
 
     Parameters:
         dtype: Dtype of all tensors.
@@ -204,7 +204,7 @@ def backward_tile[
         block_size: Threads a block.
         team: Threads that share a row, of at most `team * vectors` vectors.
         vectors: Vectors of each input that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Elements a vector: as many as have 16 bytes, or 1.
 
     Args:
@@ -215,8 +215,16 @@ def backward_tile[
         queue: Where kernels are launched.
     """
     queue.launch[
-        backward_tile_kernel[
-            dtype, log, block_size, team, vectors, resident, False, False, width
+        resident_backward_kernel[
+            dtype,
+            log,
+            block_size,
+            team,
+            vectors,
+            min_blocks_per_sm,
+            False,
+            False,
+            width,
         ]
     ](
         dx,
@@ -228,12 +236,16 @@ def backward_tile[
         UInt32(0),
         grid_dim=ceildiv(rows.count(), block_size // team),
         block_dim=block_size,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
 
 
-def backward_tile_cluster[
-    dtype: DType, log: Bool, block_size: Int, vectors: Int, resident: Int
+def resident_backward_cluster[
+    dtype: DType,
+    log: Bool,
+    block_size: Int,
+    vectors: Int,
+    min_blocks_per_sm: Int,
 ](
     dx: Target[dtype],
     y: Source[dtype],
@@ -242,14 +254,14 @@ def backward_tile_cluster[
     blocks: Int,
     queue: Queue,
 ) raises:
-    """Launches `backward_tile_kernel` with a cluster for each row.
+    """Launches `resident_backward_kernel` with a cluster for each row.
 
     Parameters:
         dtype: Dtype of all tensors.
         log: Whether y are logarithms of probabilities.
         block_size: Threads a block.
         vectors: Vectors of each input that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
 
     Args:
         dx: Gradient of the logits.
@@ -259,13 +271,13 @@ def backward_tile_cluster[
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         queue: Where kernels are launched.
     """
-    comptime kernel = backward_tile_kernel[
+    comptime kernel = resident_backward_kernel[
         dtype,
         log,
         block_size,
         block_size,
         vectors,
-        resident,
+        min_blocks_per_sm,
         True,
         True,
         VECTOR_BYTES // size_of[dtype](),
@@ -288,22 +300,22 @@ def backward_tile_cluster[
         block_dim=block_size,
         shared_mem_bytes=bytes,
         cluster_dim=Dim(blocks, 1, 1),
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
 
 
 def backward_room(
-    vectors: Int, resident: Int, slots: Int, block_size: Int = 256
+    vectors: Int, min_blocks_per_sm: Int, slots: Int, block_size: Int = 256
 ) -> Int:
     """Returns how many vectors of each input surely fit in a block, for use at compile time.
 
     Args:
         vectors: Vectors of each input that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
         slots: Slots of a multiprocessor.
         block_size: Threads a block.
     """
     # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
     return (
-        vectors + slots // (2 * block_size * resident) + 1
+        vectors + slots // (2 * block_size * min_blocks_per_sm) + 1
     ) * block_size - 16

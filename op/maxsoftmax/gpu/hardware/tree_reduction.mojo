@@ -2,7 +2,7 @@
 
 from max.gpu.sync import barrier
 
-from ..online import Sum
+from ...math.online import Sum
 
 comptime MAX_GRID = 1 << 20
 """Most blocks that are launched: they loop over the rest. Times 1024 threads it is within every GPU's limit."""

@@ -8,8 +8,8 @@ few of them one element of the head and one of the tail each.
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ..online import accumulator
-from ..rows import Source, Target
+from ...math.online import accumulator
+from ...io.rows import Source, Target
 
 comptime VECTOR_BYTES = 16
 """The widest access that a thread can make."""

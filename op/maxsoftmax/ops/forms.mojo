@@ -6,12 +6,12 @@ from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from .finish import Finish
-from .kernels import Kernels
-from .logits import Logits
-from .online import accumulator
-from .queue import Queue
-from .results import Results
-from .rows import Source, Target
+from ..kernels import Kernels
+from ..io.logits import Logits
+from ..math.online import accumulator
+from ..queue import Queue
+from ..io.results import Results
+from ..io.rows import Source, Target
 
 comptime RANK = 6
 """Dimensions of the tensor: four, the last of them the queries', the axis of the softmax, and what is after it."""

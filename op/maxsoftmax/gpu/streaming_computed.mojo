@@ -12,18 +12,18 @@ from max.gpu import (
 )
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..finish import Finish
-from ..logits import Logits
-from ..online import MaxSum, accumulator
-from ..results import Results
-from .overlap import follow
-from .warp_reduction import pair_reduce
+from ..ops.finish import Finish
+from ..io.logits import Logits
+from ..math.online import MaxSum, accumulator
+from ..io.results import Results
+from .hardware.pdl import pdl_wait
+from .hardware.warp_reduction import pair_reduce
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
 )
-def rows_kernel[
+def streaming_computed_kernel[
     Fusion: InputFusion,
     Sink: InputFusion,
     Out: OutputFusion,
@@ -74,7 +74,7 @@ def rows_kernel[
     comptime Vector = SIMD[accum, width]
     comptime step = block_size * width
     var thread = Int(thread_idx.x)
-    follow()
+    pdl_wait()
     for index in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var row = x.row(index, 0)
         var target = y.row(index, 0)

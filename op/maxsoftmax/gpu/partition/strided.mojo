@@ -13,14 +13,14 @@ from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
-from ..exponential import logarithm
-from ..finish import Finish
-from ..io.source import RowSource
-from ..io.target import RowTarget
-from .cluster import Pair
-from .team import maximum
-from .tree_reduction import Shared
-from .warp_reduction import lanes_reduce
+from ...math.exponential import logarithm
+from ...ops.finish import Finish
+from ...io.source import RowSource
+from ...io.target import RowTarget
+from ..hardware.cluster import Pair
+from ..hardware.team import maximum
+from ..hardware.tree_reduction import Shared
+from ..hardware.warp_reduction import lanes_reduce
 
 comptime COLUMN_THREADS = 256
 """Threads a block."""

@@ -17,15 +17,15 @@ from max.gpu import (
     thread_idx,
 )
 
-from ..exponential import Unit
-from ..finish import Finish
+from ..math.exponential import Unit
+from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
-from ..online import MaxSum, Sum, accumulator
+from ..math.online import MaxSum, Sum, accumulator
 from ..queue import Queue
-from ..rows import Rows
-from .overlap import follow, overlapped
-from .tree_reduction import MAX_GRID, larger, plus, tree_reduce
+from ..io.rows import Rows
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
 comptime COLUMNS_BLOCK_SIZE = 512
 """Threads a block where nothing else is asked for."""
@@ -34,7 +34,7 @@ comptime COLUMNS_BLOCK_SIZE = 512
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
 )
-def columns_kernel[
+def fallback_kernel[
     S: RowSource, T: RowTarget, finish: Finish, block_size: Int
 ](y: T, x: S, outer: Int64, n: Int64, inner: Int64, columns: Int64):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
@@ -65,7 +65,7 @@ def columns_kernel[
     var step = block_size // Int(columns)
     var tiles = ceildiv(Int(inner), Int(columns))
 
-    follow()
+    pdl_wait()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
         var before = tile // tiles
         var after = tile % tiles * Int(columns) + thread % Int(columns)
@@ -145,14 +145,14 @@ def columns_kernel[
             target.store(i, value.cast[T.Column.stored]())
 
 
-def columns[
+def fallback[
     S: RowSource,
     T: RowTarget,
     //,
     finish: Finish,
     block_size: Int = COLUMNS_BLOCK_SIZE,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Launches `columns_kernel`, a block for every 32 neighbouring rows.
+    """Launches `fallback_kernel`, a block for every 32 neighbouring rows.
 
     Parameters:
         S: Where logits come from.
@@ -167,7 +167,7 @@ def columns[
         queue: Where kernels are launched.
     """
     var width = min(32, block_size, next_power_of_two(rows.inner))
-    queue.launch[columns_kernel[S, T, finish, block_size]](
+    queue.launch[fallback_kernel[S, T, finish, block_size]](
         y,
         x,
         Int64(rows.outer),
@@ -176,5 +176,5 @@ def columns[
         Int64(width),
         grid_dim=min(rows.outer * ceildiv(rows.inner, width), MAX_GRID),
         block_dim=block_size,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )

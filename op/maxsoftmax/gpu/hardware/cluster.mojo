@@ -10,7 +10,7 @@ from std.utils.numerics import inf, nan, neg_inf
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ..exponential import ROOM, Scale, quotient
+from ...math.exponential import ROOM, Scale, quotient
 from .team import greater, maximum, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce

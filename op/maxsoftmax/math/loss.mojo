@@ -4,7 +4,7 @@ from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
 from std.utils.numerics import inf, nan, neg_inf
 
 from .exponential import Unit, logarithm
-from .rows import Source
+from ..io.rows import Source
 
 
 struct Reduction(Equatable, TrivialRegisterPassable):

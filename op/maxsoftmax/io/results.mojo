@@ -5,7 +5,7 @@ from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import OutputFusion
 
-from .io.target import RowTarget, TargetColumn
+from .target import RowTarget, TargetColumn
 from .logits import piece_width, unravel
 from .rows import Target
 

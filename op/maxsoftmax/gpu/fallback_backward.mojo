@@ -1,4 +1,4 @@
-"""The backward kernel along any axis and of any alignment: `columns` with two inputs and a single sum."""
+"""The backward kernel along any axis and of any alignment: `fallback` with two inputs and a single sum."""
 
 from std.bit import next_power_of_two
 from std.math import ceildiv
@@ -11,12 +11,12 @@ from max.gpu import (
     thread_idx,
 )
 
-from ..gradient import Gradient
-from ..online import Sum, accumulator
+from ..math.gradient import Gradient
+from ..math.online import Sum, accumulator
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .overlap import follow, overlapped
-from .tree_reduction import MAX_GRID, plus, tree_reduce
+from ..io.rows import Rows, Source, Target
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .hardware.tree_reduction import MAX_GRID, plus, tree_reduce
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
@@ -25,7 +25,7 @@ comptime BLOCK_SIZE = 256
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
-def backward_columns_kernel[
+def fallback_backward_kernel[
     dtype: DType, log: Bool
 ](
     dx: Target[dtype],
@@ -61,7 +61,7 @@ def backward_columns_kernel[
     var step = BLOCK_SIZE // Int(columns)
     var tiles = ceildiv(Int(inner), Int(columns))
 
-    follow()
+    pdl_wait()
     for tile in range(Int(block_idx.x), Int(outer) * tiles, Int(grid_dim.x)):
         var column = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
@@ -89,7 +89,7 @@ def backward_columns_kernel[
             ).cast[dtype]()
 
 
-def backward_columns[
+def fallback_backward[
     dtype: DType, log: Bool
 ](
     dx: Target[dtype],
@@ -98,7 +98,7 @@ def backward_columns[
     rows: Rows,
     queue: Queue,
 ) raises:
-    """Launches `backward_columns_kernel`, a block for every 32 neighbouring rows.
+    """Launches `fallback_backward_kernel`, a block for every 32 neighbouring rows.
 
     Parameters:
         dtype: Dtype of all tensors.
@@ -112,7 +112,7 @@ def backward_columns[
         queue: Where kernels are launched.
     """
     var width = min(32, next_power_of_two(rows.inner))
-    queue.launch[backward_columns_kernel[dtype, log]](
+    queue.launch[fallback_backward_kernel[dtype, log]](
         dx,
         y,
         dy,
@@ -122,5 +122,5 @@ def backward_columns[
         Int64(width),
         grid_dim=min(rows.outer * ceildiv(rows.inner, width), MAX_GRID),
         block_dim=BLOCK_SIZE,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )

@@ -8,18 +8,18 @@ from std.math import ceildiv
 from std.sys import size_of
 from max.gpu.host import DeviceContext
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .cluster import PORTABLE_BLOCKS, has_clusters
-from .columns import columns
+from ..io.rows import Rows, Source, Target
+from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
+from .fallback import fallback
 from .ladder import online
-from .streamed import Exponentials, Quotients
+from .streaming_operations import Exponentials, Quotients
 from .streaming import streaming, streaming_pairs
-from .strided import strided
-from .stripe import VECTOR_BYTES
-from .tile import tile, tile_cluster
+from .dispatch_strided import strided
+from .partition.stripe import VECTOR_BYTES
+from .resident import resident, resident_cluster
 
 
 def auto[
@@ -40,7 +40,7 @@ def auto[
     """
     if rows.n == 0:
         # Only pairs are written of rows of nothing.
-        columns[finish](MemoryTarget(y), MemorySource(x), rows, queue)
+        fallback[finish](MemoryTarget(y), MemorySource(x), rows, queue)
         return
     comptime if not contiguous:
         strided[finish](MemoryTarget(y), MemorySource(x), rows, queue)
@@ -50,7 +50,7 @@ def auto[
         # Not worth kernels of its own.
         online[dtype, 512, 4](y, x, rows, queue)
     else:
-        columns[finish](MemoryTarget(y), MemorySource(x), rows, queue)
+        fallback[finish](MemoryTarget(y), MemorySource(x), rows, queue)
 
 
 def _contiguous[
@@ -71,52 +71,60 @@ def _contiguous[
         and Int(y) % VECTOR_BYTES == 0
     )
     if rows.n <= 4:
-        tile[dtype, finish, 128, 1, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 1, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 8:
         # 0.84 / 0.68 (7 columns)
-        tile[dtype, finish, 128, 2, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 2, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 16:
         # 0.87 / 0.66 (13 columns)
-        tile[dtype, finish, 128, 4, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 4, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 32:
         # 0.95 / 0.74 (30 columns)
-        tile[dtype, finish, 128, 8, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 8, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 64 and not wide and not aligned:
-        tile[dtype, finish, 128, 16, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 16, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 128 and not wide and not aligned:
-        tile[dtype, finish, 128, 32, 4, 8, width=1](y, x, rows, queue)
+        resident[dtype, finish, 128, 32, 4, 8, width=1](y, x, rows, queue)
     elif vectors <= 8 and aligned and not wide:
-        tile[dtype, finish, 128, 4, 2, 8](y, x, rows, queue)  # - / 1.00
+        resident[dtype, finish, 128, 4, 2, 8](y, x, rows, queue)  # - / 1.00
     elif vectors <= 16 and not aligned and not wide:
-        tile[dtype, finish, 128, 8, 2, 12](y, x, rows, queue)
+        resident[dtype, finish, 128, 8, 2, 12](y, x, rows, queue)
     elif vectors <= 16:
-        tile[dtype, finish, 128, 8, 2, 8](y, x, rows, queue)  # 0.99 / 0.99
+        resident[dtype, finish, 128, 8, 2, 8](y, x, rows, queue)  # 0.99 / 0.99
     elif vectors <= 32:
-        tile[dtype, finish, 128, 16, 2, 8](y, x, rows, queue)  # 0.98 / 0.99
+        resident[dtype, finish, 128, 16, 2, 8](y, x, rows, queue)  # 0.98 / 0.99
     elif vectors <= 64:
         comptime if wide:
-            tile[dtype, finish, 128, 16, 4, 8](y, x, rows, queue)  # 0.98
+            resident[dtype, finish, 128, 16, 4, 8](y, x, rows, queue)  # 0.98
         else:
-            tile[dtype, finish, 128, 32, 2, 8](y, x, rows, queue)  # 0.99
+            resident[dtype, finish, 128, 32, 2, 8](y, x, rows, queue)  # 0.99
     elif vectors <= 128:
-        tile[dtype, finish, 64, 32, 4, 16](y, x, rows, queue)  # 0.99 / 0.99
+        resident[dtype, finish, 64, 32, 4, 16](y, x, rows, queue)  # 0.99 / 0.99
     elif vectors <= 256:
-        tile[dtype, finish, 64, 64, 4, 24](y, x, rows, queue)  # 1.00 / 1.00
+        resident[dtype, finish, 64, 64, 4, 24](y, x, rows, queue)  # 1.00 / 1.00
     elif vectors <= 384:
-        tile[dtype, finish, 64, 64, 6, 16](y, x, rows, queue)  # - / 0.98
+        resident[dtype, finish, 64, 64, 6, 16](y, x, rows, queue)  # - / 0.98
     elif vectors <= 512:
-        tile[dtype, finish, 128, 128, 4, 12](y, x, rows, queue)  # 0.96 / 0.99
+        resident[dtype, finish, 128, 128, 4, 12](
+            y, x, rows, queue
+        )  # 0.96 / 0.99
     elif vectors <= 768:
-        tile[dtype, finish, 128, 128, 6, 8](y, x, rows, queue)  # 0.98 / 0.98
+        resident[dtype, finish, 128, 128, 6, 8](
+            y, x, rows, queue
+        )  # 0.98 / 0.98
     elif vectors <= 1024:
         comptime if wide:
-            tile[dtype, finish, 256, 256, 4, 6](y, x, rows, queue)  # 0.97
+            resident[dtype, finish, 256, 256, 4, 6](y, x, rows, queue)  # 0.97
         else:
-            tile[dtype, finish, 128, 128, 8, 8](y, x, rows, queue)  # 0.99
+            resident[dtype, finish, 128, 128, 8, 8](y, x, rows, queue)  # 0.99
     elif vectors <= 1536:
-        tile[dtype, finish, 256, 256, 6, 4](y, x, rows, queue)  # 0.98 / 0.98
+        resident[dtype, finish, 256, 256, 6, 4](
+            y, x, rows, queue
+        )  # 0.98 / 0.98
     elif vectors <= 2048:
-        tile[dtype, finish, 256, 256, 8, 4](y, x, rows, queue)  # 0.97 / 0.98
+        resident[dtype, finish, 256, 256, 8, 4](
+            y, x, rows, queue
+        )  # 0.97 / 0.98
     elif finish == Finish.PAIR:
         streaming_pairs[Exponentials[dtype, True]](
             y.unsafe_bitcast[Float32](), x, rows, queue
@@ -140,13 +148,17 @@ def _clustered[
         comptime best = 2740 if size_of[dtype]() > 2 else 2100
         var blocks = min(ceildiv(vectors, min(best, room)), PORTABLE_BLOCKS)
         if vectors <= min(3300, room):
-            tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, queue)  # 0.97
+            resident[dtype, finish, 256, 256, 5, 4, True](
+                y, x, rows, queue
+            )  # 0.97
         else:
             # 0.93 / 0.97 (151936 columns)
-            tile_cluster[dtype, finish, 256, 5, 4](y, x, rows, blocks, queue)
+            resident_cluster[dtype, finish, 256, 5, 4](
+                y, x, rows, blocks, queue
+            )
     elif vectors <= PORTABLE_BLOCKS * _room(16, 2, slots):
         # 0.88 / 0.91 (262144 and 400001 columns)
-        tile_cluster[dtype, finish, 256, 16, 2](
+        resident_cluster[dtype, finish, 256, 16, 2](
             y, x, rows, PORTABLE_BLOCKS, queue
         )
     else:
@@ -159,9 +171,9 @@ def _unclustered[
     """Long rows, on other GPUs: nobody has measured these choices."""
     var vectors = rows.n // (VECTOR_BYTES // size_of[dtype]())
     if vectors <= _room(5, 4, slots):
-        tile[dtype, finish, 256, 256, 5, 4, True](y, x, rows, queue)
+        resident[dtype, finish, 256, 256, 5, 4, True](y, x, rows, queue)
     elif vectors <= _room(16, 2, slots):
-        tile[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
+        resident[dtype, finish, 256, 256, 16, 2, True](y, x, rows, queue)
     else:
         _streaming[dtype, finish](y, x, rows, queue)
 

@@ -9,9 +9,9 @@ from std.sys import inlined_assembly, is_nvidia_gpu
 from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
-from ..rows import Source
-from .part import Part
-from .stripe import VECTOR_BYTES
+from ...io.rows import Source
+from ..partition.row import Part
+from ..partition.stripe import VECTOR_BYTES
 from .tree_reduction import Shared
 
 

@@ -9,8 +9,8 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
-from .io.source import RowSource, SourceColumn
-from .online import accumulator
+from .source import RowSource, SourceColumn
+from ..math.online import accumulator
 from .rows import Rows, Source, check_row_major
 
 

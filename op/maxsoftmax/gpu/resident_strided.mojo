@@ -1,6 +1,6 @@
 """The fast kernel along an axis that is not the last, for what fits on the chip: one read and one write an element.
 
-It is `tile` turned: the vectors of a thread are `inner` apart, and the lanes of a vector are rows of their own, each
+It is `resident` turned: the vectors of a thread are `inner` apart, and the lanes of a vector are rows of their own, each
 with its own maximum and sum. See `column_part` for who takes what. Logits in memory are kept as they are, and those that
 exceed the registers are copied into slots asynchronously; logits that are computed as they are read are computed once, and
 kept widened in registers, narrow in slots.
@@ -14,15 +14,15 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.host import Dim
 from max.gpu.sync import barrier
 
-from ..exponential import Scale
-from ..finish import Finish
+from ..math.exponential import Scale
+from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
-from ..online import Sum
+from ..math.online import Sum
 from ..queue import Queue
-from ..rows import Rows, Source
-from .cluster import Cluster, PORTABLE_BLOCKS, Pair
-from .column_part import (
+from ..io.rows import Rows, Source
+from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair
+from .partition.strided import (
     COLUMN_THREADS,
     Scratch,
     StridedPart,
@@ -30,26 +30,26 @@ from .column_part import (
     is_exact,
     scratch_bytes,
 )
-from .fused_tile import kept_dtype
-from .overlap import follow, overlapped
-from .part import again, anew
-from .slots import Slots, wait_after
-from .team import greater, largest_lane, maximum, total
-from .tile import GROUP, add, write_pair
-from .warp_reduction import lanes_reduce
+from .resident_computed import kept_dtype
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.row import again, anew
+from .hardware.slots import Slots, wait_after
+from .hardware.team import greater, largest_lane, maximum, total
+from .resident import GROUP, add, write_pair
+from .hardware.warp_reduction import lanes_reduce
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(resident),
+    `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
 )
-def resident_columns_kernel[
+def resident_strided_kernel[
     S: RowSource,
     T: RowTarget,
     finish: Finish,
     lanes: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     slotted: Bool,
     clustered: Bool,
     width: Int,
@@ -62,7 +62,7 @@ def resident_columns_kernel[
         finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two; up to 32 if clustered.
         vectors: Vectors that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold, which bounds the registers.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
         slotted: Whether there are slots in shared memory for more; otherwise the block's share is no more than the registers
             hold.
         clustered: Whether the blocks of a cluster share the positions.
@@ -115,7 +115,7 @@ def resident_columns_kernel[
     # The rounds from `vectors` to this one are in slots.
     var last = max(vectors, read.full_rounds() if copied else read.rounds())
 
-    follow()
+    pdl_wait()
     var slots = Kept()
     comptime if copied:
         for i in range(vectors, last):
@@ -248,19 +248,19 @@ def resident_columns_kernel[
                     )
 
 
-def resident_columns[
+def resident_strided[
     S: RowSource,
     T: RowTarget,
     //,
     finish: Finish,
     lanes: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     width: Int,
     slotted: Bool = False,
     clustered: Bool = False,
 ](y: T, x: S, rows: Rows, queue: Queue, blocks: Int = 1) raises:
-    """Launches `resident_columns_kernel` with a block, or a cluster, for every `lanes` vectors of columns.
+    """Launches `resident_strided_kernel` with a block, or a cluster, for every `lanes` vectors of columns.
 
     Parameters:
         S: Where logits come from.
@@ -268,7 +268,7 @@ def resident_columns[
         finish: What of each row is written.
         lanes: Vectors of columns that a block or a cluster takes.
         vectors: Vectors that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Columns a vector, as for the kernel.
         slotted: Whether there may be more positions than registers for them.
         clustered: Whether the blocks of a cluster share the positions.
@@ -293,13 +293,13 @@ def resident_columns[
     comptime if clustered:
         together = Dim(blocks, 1, 1)
     queue.launch[
-        resident_columns_kernel[
+        resident_strided_kernel[
             S,
             T,
             finish,
             lanes,
             vectors,
-            resident,
+            min_blocks_per_sm,
             slotted,
             clustered,
             width,
@@ -315,7 +315,7 @@ def resident_columns[
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
         cluster_dim=together,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
 
 
@@ -324,7 +324,7 @@ def resident_room[
 ](
     lanes: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     width: Int,
     clustered: Bool,
     shared: Int,
@@ -337,7 +337,7 @@ def resident_room[
     Args:
         lanes: Vectors of columns that it takes.
         vectors: Vectors that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Columns a vector.
         clustered: Whether it is one of a cluster.
         shared: Bytes of shared memory of a multiprocessor.
@@ -346,7 +346,7 @@ def resident_room[
     if clustered:
         static += 2 * PORTABLE_BLOCKS * lanes * width * 4
     # The driver keeps 1 KiB of each block's, and alignment takes its part.
-    var left = max(0, shared // resident - static - 1280)
+    var left = max(0, shared // min_blocks_per_sm - static - 1280)
     var rounds = vectors + left // _slot_bytes[S](width)
     var deep = COLUMN_THREADS // lanes
     # The last round of copied ones is always in registers.

@@ -3,13 +3,13 @@
 from std.math import ceildiv
 from max.gpu import block_dim, block_idx, thread_idx
 
-from ..finish import Finish
-from ..loss import log_of_sum
-from ..online import accumulator
+from ..ops.finish import Finish
+from ..math.loss import log_of_sum
+from ..math.online import accumulator
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .choose import auto
-from .overlap import follow, overlapped
+from ..io.rows import Rows, Source, Target
+from .dispatch import auto
+from .hardware.pdl import pdl_wait, pdl_attributes
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
@@ -48,7 +48,7 @@ def max_sum_apart[
         Int64(rows.count()),
         grid_dim=ceildiv(rows.count(), BLOCK_SIZE),
         block_dim=BLOCK_SIZE,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     _ = pairs^
 
@@ -81,7 +81,7 @@ def logsumexp[
         Int64(rows.count()),
         grid_dim=ceildiv(rows.count(), BLOCK_SIZE),
         block_dim=BLOCK_SIZE,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     _ = pairs^
 
@@ -100,7 +100,7 @@ def split_kernel[
         rows: How many.
     """
     var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
-    follow()
+    pdl_wait()
     if row < Int(rows):
         result[unsafe_offset=row] = pairs[unsafe_offset=2 * row]
         result[unsafe_offset=Int(rows) + row] = pairs[unsafe_offset=2 * row + 1]
@@ -121,7 +121,7 @@ def logarithms_kernel[
         rows: How many.
     """
     var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
-    follow()
+    pdl_wait()
     if row < Int(rows):
         result[unsafe_offset=row] = log_of_sum(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]

@@ -11,7 +11,7 @@ from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from std.utils.numerics import neg_inf
 
-from ..rows import Source, Target
+from ...io.rows import Source, Target
 from .stripe import VECTOR_BYTES
 
 comptime LINE_BYTES = 128

@@ -9,18 +9,18 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext, Dim
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..io.sink import WithSink
-from ..logits import Logits
+from ..io.logits import Logits
 from ..queue import Queue
-from ..results import Results
-from .cluster import PORTABLE_BLOCKS, has_clusters
-from .fused_tile import fused_tile_kernel, kept_dtype
-from .fused_twice import rows_kernel
-from .overlap import overlapped
-from .strided import strided
-from .stripe import VECTOR_BYTES
-from .tree_reduction import MAX_GRID
+from ..io.results import Results
+from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
+from .resident_computed import resident_computed_kernel, kept_dtype
+from .streaming_computed import streaming_computed_kernel
+from .hardware.pdl import pdl_attributes
+from .dispatch_strided import strided
+from .partition.stripe import VECTOR_BYTES
+from .hardware.tree_reduction import MAX_GRID
 
 comptime BLOCK_SIZE = 512
 """Threads a block where a row is read twice."""
@@ -77,7 +77,7 @@ def fused[
         clustered: Bool,
         slotted: Bool,
         width: Int,
-    ] = fused_tile_kernel[
+    ] = resident_computed_kernel[
         Fusion,
         Sink,
         Out,
@@ -114,7 +114,7 @@ def fused[
             Int64(rows.n),
             grid_dim=ceildiv(rows.count(), block_size // team),
             block_dim=block_size,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
     @inline(.always)
@@ -158,14 +158,14 @@ def fused[
             block_dim=CLUSTER_BLOCK_SIZE,
             shared_mem_bytes=bytes,
             cluster_dim=Dim(blocks, 1, 1),
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
         return True
 
     @inline(.always)
     def long[width: Int]() raises {imm}:
         queue.launch[
-            rows_kernel[
+            streaming_computed_kernel[
                 Fusion,
                 Sink,
                 Out,
@@ -189,7 +189,7 @@ def fused[
             Int64(rows.n),
             grid_dim=min(rows.count(), MAX_GRID),
             block_dim=BLOCK_SIZE,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
     @inline(.always)

@@ -1,7 +1,7 @@
 """The fast kernels along an axis that is not the last, for what does not fit on the chip: two reads and one write an
 element, in two launches.
 
-It is `grid` turned: each block takes a span of the positions of a few vectors of columns. The first launch leaves their
+It is `streaming` turned: each block takes a span of the positions of a few vectors of columns. The first launch leaves their
 pairs in device memory; the second merges those of its columns, and writes. It goes through everything backwards, so
 that what was read last, and is still in the last cache, is read first. Logits that are computed as they are read are
 computed twice.
@@ -18,18 +18,24 @@ from max.gpu import (
     thread_idx,
 )
 
-from ..exponential import Scale
-from ..finish import Finish
+from ..math.exponential import Scale
+from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
-from ..online import Sum
+from ..math.online import Sum
 from ..queue import Queue
-from ..rows import Rows
-from .cluster import Pair
-from .column_part import COLUMN_THREADS, StridedPart, Scratch, end, is_exact
-from .overlap import follow, overlapped
-from .team import maximum
-from .tile import add, write_pair
+from ..io.rows import Rows
+from .hardware.cluster import Pair
+from .partition.strided import (
+    COLUMN_THREADS,
+    StridedPart,
+    Scratch,
+    end,
+    is_exact,
+)
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .hardware.team import maximum
+from .resident import add, write_pair
 
 comptime UNROLL = 4
 """Vectors that a thread has under way at a time."""
@@ -220,7 +226,7 @@ def streaming_pairs_kernel[
     var source = part.source(x)
     comptime if S.is_causal:
         part = part.before(source.length(Int(n)))
-    follow()
+    pdl_wait()
     var running = Running[is_exact[S](), width]()
     var i = 0
     while part.has(i):
@@ -292,7 +298,7 @@ def streaming_results_kernel[
         Int(share),
     )
     var source = part.source(x)
-    follow()
+    pdl_wait()
     var pair = merge_spans[exact, lanes, width](
         pairs, index, UInt32(total), Int(spans)
     )
@@ -361,7 +367,7 @@ def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
     return ceildiv(n, min(spans, ceildiv(n, COLUMN_THREADS // lanes * UNROLL)))
 
 
-def streaming_columns[
+def streaming_strided[
     S: RowSource, T: RowTarget, //, finish: Finish, lanes: Int, width: Int
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches the two kernels.
@@ -396,7 +402,7 @@ def streaming_columns[
         Int64(share),
         grid_dim=tiles * spans,
         block_dim=COLUMN_THREADS,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     queue.launch[streaming_results_kernel[S, T, finish, lanes, width]](
         y,
@@ -410,6 +416,6 @@ def streaming_columns[
         Int64(spans),
         grid_dim=tiles * spans,
         block_dim=COLUMN_THREADS,
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
     _ = memory^

@@ -4,14 +4,14 @@ from std.math import exp2
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ..exponential import QuickScale, Scale, logarithm
-from ..finish import Finish
-from ..gradient import Gradient
-from ..online import Sum
-from .cluster import Pair
-from .granules import Granule, turned
-from .stripe import VECTOR_BYTES
-from .team import (
+from ..math.exponential import QuickScale, Scale, logarithm
+from ..ops.finish import Finish
+from ..math.gradient import Gradient
+from ..math.online import Sum
+from .hardware.cluster import Pair
+from .partition.granules import Granule, turned
+from .partition.stripe import VECTOR_BYTES
+from .hardware.team import (
     greater,
     largest_lane,
     largest_of_lanes,
@@ -19,9 +19,9 @@ from .team import (
     team_reduce,
     total,
 )
-from .tile import add
-from .tree_reduction import Shared
-from .warp_reduction import lanes_reduce
+from .resident import add
+from .hardware.tree_reduction import Shared
+from .hardware.warp_reduction import lanes_reduce
 
 
 comptime LANES = 32
@@ -39,7 +39,7 @@ trait Sums(TrivialRegisterPassable):
     """Vectors of each that a thread has under way at a time."""
     comptime ahead: Bool
     """Whether the next ones, of a single input, are under way while these are added."""
-    comptime resident: Int
+    comptime threads_per_sm: Int
     """Threads that a multiprocessor is to hold, which bounds the registers."""
     comptime exact: Bool
     """Whether results are of more than 16 bits."""
@@ -159,7 +159,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     comptime inputs = 1
     comptime unroll = 4
     comptime ahead = Self.for_logarithm
-    comptime resident = 768 if Self.for_logarithm else 1024
+    comptime threads_per_sm = 768 if Self.for_logarithm else 1024
     comptime block_size = 128 if Self.for_logarithm else 256
     comptime rounds = 8 if Self.for_logarithm else 16
     comptime max_units = 2048 if Self.for_logarithm else 4096
@@ -276,7 +276,7 @@ struct Products[of: DType, log: Bool](Sums):
     comptime inputs = 2
     comptime unroll = 2
     comptime ahead = False
-    comptime resident = 1024
+    comptime threads_per_sm = 1024
     comptime block_size = 256
     comptime rounds = 16
     comptime max_units = 4096

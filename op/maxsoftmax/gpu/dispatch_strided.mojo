@@ -7,16 +7,16 @@ from std.math import ceildiv
 from std.sys import size_of
 from max.gpu.host import DeviceContext
 
-from ..finish import Finish
+from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..rows import Rows
-from .cluster import PORTABLE_BLOCKS, has_clusters
-from .columns import columns
-from .resident_columns import resident_columns, resident_room
-from .streaming_columns import streaming_columns
-from .stripe import VECTOR_BYTES
+from ..io.rows import Rows
+from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
+from .fallback import fallback
+from .resident_strided import resident_strided, resident_room
+from .streaming_strided import streaming_strided
+from .partition.stripe import VECTOR_BYTES
 
 
 def strided[
@@ -37,13 +37,13 @@ def strided[
     """
     comptime if S.elements == DType.float64:
         # Not worth kernels of its own.
-        columns[finish](y, x, rows, queue)
+        fallback[finish](y, x, rows, queue)
     else:
         comptime width = VECTOR_BYTES // size_of[T.Column.stored]()
         comptime most = (1 << 31) - 1
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.
-            columns[finish](y, x, rows, queue)
+            fallback[finish](y, x, rows, queue)
         elif (
             rows.inner % width == 0
             and x.in_vectors[width]()
@@ -76,47 +76,47 @@ def _in_vectors[
     comptime wide = Room[8, 16, 2]
     comptime tall = Room[4, 16, 2]
     if rows.n <= 4:
-        resident_columns[finish, 256, 4, 4, width](y, x, rows, queue)
+        resident_strided[finish, 256, 4, 4, width](y, x, rows, queue)
         return
     elif rows.n <= 16:
-        resident_columns[finish, 64, 4, 4, width](y, x, rows, queue)
+        resident_strided[finish, 64, 4, 4, width](y, x, rows, queue)
         return
     elif rows.n <= 64:
-        resident_columns[finish, 16, 4, 4, width](y, x, rows, queue)
+        resident_strided[finish, 16, 4, 4, width](y, x, rows, queue)
         return
     elif rows.n <= 128:
         # 0.94
-        resident_columns[finish, 8, 4, 4, width](y, x, rows, queue)
+        resident_strided[finish, 8, 4, 4, width](y, x, rows, queue)
         return
     elif rows.n <= room:
-        resident_columns[finish, 8, vectors, resident, width, True](
+        resident_strided[finish, 8, vectors, resident, width, True](
             y, x, rows, queue
         )
         return
     comptime if has_clusters():
         if rows.n <= PORTABLE_BLOCKS * room:
             # 0.93 / 0.82 (1000 and 4000 positions)
-            resident_columns[finish, 8, vectors, resident, width, True, True](
+            resident_strided[finish, 8, vectors, resident, width, True, True](
                 y, x, rows, queue, ceildiv(rows.n, room)
             )
             return
     comptime if has_clusters() and S.in_memory:
         if rows.n <= PORTABLE_BLOCKS * wide:
-            resident_columns[finish, 8, 16, 2, width, True, True](
+            resident_strided[finish, 8, 16, 2, width, True, True](
                 y, x, rows, queue, PORTABLE_BLOCKS
             )
             return
         elif rows.n <= PORTABLE_BLOCKS * tall:
-            resident_columns[finish, 4, 16, 2, width, True, True](
+            resident_strided[finish, 4, 16, 2, width, True, True](
                 y, x, rows, queue, PORTABLE_BLOCKS
             )
             return
     comptime if not has_clusters() and S.in_memory:
         if rows.n <= wide:
-            resident_columns[finish, 8, 16, 2, width, True](y, x, rows, queue)
+            resident_strided[finish, 8, 16, 2, width, True](y, x, rows, queue)
             return
     # 0.53 (50257 positions)
-    streaming_columns[finish, 8, width](y, x, rows, queue)
+    streaming_strided[finish, 8, width](y, x, rows, queue)
 
 
 def _in_elements[
@@ -129,24 +129,24 @@ def _in_elements[
     comptime many = 4 if S.in_memory else 3
     if rows.n <= 8:
         # 0.98
-        resident_columns[finish, 256, 8, few, 1](y, x, rows, queue)
+        resident_strided[finish, 256, 8, few, 1](y, x, rows, queue)
         return
     elif rows.n <= 64:
         # 0.63
-        resident_columns[finish, 64, 16, many, 1](y, x, rows, queue)
+        resident_strided[finish, 64, 16, many, 1](y, x, rows, queue)
         return
     elif rows.n <= 128:
-        resident_columns[finish, 32, 16, many, 1](y, x, rows, queue)
+        resident_strided[finish, 32, 16, many, 1](y, x, rows, queue)
         return
     comptime if has_clusters():
         if rows.n <= 128 * PORTABLE_BLOCKS:
-            resident_columns[finish, 32, 16, many, 1, clustered=True](
+            resident_strided[finish, 32, 16, many, 1, clustered=True](
                 y, x, rows, queue, ceildiv(rows.n, 128)
             )
             return
     comptime if S.in_memory:
         if rows.inner < 16:
             # Neighbours are few; those of other positions are not far.
-            streaming_columns[finish, 8, 1](y, x, rows, queue)
+            streaming_strided[finish, 8, 1](y, x, rows, queue)
             return
-    streaming_columns[finish, 32, 1](y, x, rows, queue)
+    streaming_strided[finish, 32, 1](y, x, rows, queue)

@@ -11,7 +11,7 @@ from std.memory import bitcast
 from std.sys import size_of
 from max.gpu.primitives import warp
 
-from ..rows import Source
+from ...io.rows import Source
 from .stripe import VECTOR_BYTES
 
 comptime Granule[dtype: DType] = SIMD[dtype, VECTOR_BYTES // size_of[dtype]()]

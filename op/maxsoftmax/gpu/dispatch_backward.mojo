@@ -5,17 +5,17 @@ from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .backward_columns import backward_columns
-from .backward_tile import (
+from ..io.rows import Rows, Source, Target
+from .fallback_backward import fallback_backward
+from .resident_backward import (
     backward_room,
-    backward_tile,
-    backward_tile_cluster,
+    resident_backward,
+    resident_backward_cluster,
 )
-from .cluster import PORTABLE_BLOCKS, has_clusters
-from .streamed import Gradients, Products
+from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
+from .streaming_operations import Gradients, Products
 from .streaming import streaming
-from .stripe import VECTOR_BYTES
+from .partition.stripe import VECTOR_BYTES
 
 
 def backward[
@@ -42,12 +42,12 @@ def backward[
         queue: Where kernels are launched.
     """
     comptime if dtype == DType.float64 or not contiguous:
-        backward_columns[dtype, log](dx, y, dy, rows, queue)
+        fallback_backward[dtype, log](dx, y, dy, rows, queue)
     else:
         if (Int(y) - Int(dy)) % VECTOR_BYTES == 0:
             _contiguous[dtype, log](dx, y, dy, rows, queue)
         else:
-            backward_columns[dtype, log](dx, y, dy, rows, queue)
+            fallback_backward[dtype, log](dx, y, dy, rows, queue)
 
 
 def _contiguous[
@@ -80,79 +80,79 @@ def _contiguous[
         and Int(dx) % VECTOR_BYTES == 0
     )
     if rows.n <= 4:
-        backward_tile[dtype, log, 128, 1, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 1, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif rows.n <= 8:
-        backward_tile[dtype, log, 128, 2, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 2, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif rows.n <= 16:
-        backward_tile[dtype, log, 128, 4, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 4, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif rows.n <= 32:
-        backward_tile[dtype, log, 128, 8, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 8, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif rows.n <= 64 and not wide and not aligned:
-        backward_tile[dtype, log, 128, 16, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 16, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif rows.n <= 128 and not wide and not aligned:
-        backward_tile[dtype, log, 128, 32, 4, threads // 128, 1](
+        resident_backward[dtype, log, 128, 32, 4, threads // 128, 1](
             dx, y, dy, rows, queue
         )
     elif vectors <= 8 and aligned and not wide:
-        backward_tile[dtype, log, 128, 2, 4, threads // 128](
+        resident_backward[dtype, log, 128, 2, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 16 and not aligned and not wide:
-        backward_tile[dtype, log, 128, 8, 2, threads // 128](
+        resident_backward[dtype, log, 128, 8, 2, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 16:
-        backward_tile[dtype, log, 128, 4, 4, threads // 128](
+        resident_backward[dtype, log, 128, 4, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 32:
-        backward_tile[dtype, log, 128, 8, 4, threads // 128](
+        resident_backward[dtype, log, 128, 8, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 64:
-        backward_tile[dtype, log, 128, 16, 4, threads // 128](
+        resident_backward[dtype, log, 128, 16, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 128:
-        backward_tile[dtype, log, 128, 32, 4, threads // 128](
+        resident_backward[dtype, log, 128, 32, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 256:
-        backward_tile[dtype, log, 64, 64, 4, threads // 64](
+        resident_backward[dtype, log, 64, 64, 4, threads // 64](
             dx, y, dy, rows, queue
         )
     elif vectors <= 512:
-        backward_tile[dtype, log, 128, 128, 4, threads // 128](
+        resident_backward[dtype, log, 128, 128, 4, threads // 128](
             dx, y, dy, rows, queue
         )
     elif vectors <= 1024:
-        backward_tile[dtype, log, 256, 256, 4, threads // 256](
+        resident_backward[dtype, log, 256, 256, 4, threads // 256](
             dx, y, dy, rows, queue
         )
     elif vectors <= 1536:
-        backward_tile[dtype, log, 256, 256, 6, 3](dx, y, dy, rows, queue)
+        resident_backward[dtype, log, 256, 256, 6, 3](dx, y, dy, rows, queue)
     elif vectors <= 2048:
-        backward_tile[dtype, log, 256, 256, 8, 2](dx, y, dy, rows, queue)
+        resident_backward[dtype, log, 256, 256, 8, 2](dx, y, dy, rows, queue)
     else:
         comptime if has_clusters():
             if vectors <= PORTABLE_BLOCKS * room:
                 var blocks = min(ceildiv(vectors, 1400), PORTABLE_BLOCKS)
-                backward_tile_cluster[dtype, log, 256, 3, 3](
+                resident_backward_cluster[dtype, log, 256, 3, 3](
                     dx, y, dy, rows, blocks, queue
                 )
                 return
             elif vectors <= PORTABLE_BLOCKS * widest_room:
-                backward_tile_cluster[dtype, log, 512, 7, 1](
+                resident_backward_cluster[dtype, log, 512, 7, 1](
                     dx, y, dy, rows, PORTABLE_BLOCKS, queue
                 )
                 return

@@ -7,7 +7,7 @@ from max.gpu import WARP_SIZE
 from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 
-from ..online import MaxSum, Sum
+from ...math.online import MaxSum, Sum
 from .tree_reduction import Shared, larger, plus
 
 

@@ -1,7 +1,7 @@
 """Logits that are computed as they are read, of rows that fit on the chip: each is computed once, and nothing of it is in
 memory.
 
-It is `tile` with other loads: a team of threads, or the blocks of a cluster, keeps what it computed until the sum is known,
+It is `resident` with other loads: a team of threads, or the blocks of a cluster, keeps what it computed until the sum is known,
 in registers and, of longer rows, in shared memory.
 """
 
@@ -17,16 +17,16 @@ from max.gpu import (
 )
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
-from ..exponential import Scale, logarithm, quick_exp
-from ..finish import Finish
-from ..logits import Logits
-from ..online import Sum
-from ..results import Results
-from .cluster import Cluster, Pair
-from .overlap import follow
-from .slots import Slots
-from .team import greater, largest_lane, maximum, team_reduce, total
-from .tile import GROUP, add, in_unit
+from ..math.exponential import Scale, logarithm, quick_exp
+from ..ops.finish import Finish
+from ..io.logits import Logits
+from ..math.online import Sum
+from ..io.results import Results
+from .hardware.cluster import Cluster, Pair
+from .hardware.pdl import pdl_wait
+from .hardware.slots import Slots
+from .hardware.team import greater, largest_lane, maximum, team_reduce, total
+from .resident import GROUP, add, in_unit
 
 
 def kept_dtype[in_dtype: DType]() -> DType:
@@ -57,7 +57,7 @@ def _resident(vectors: Int, width: Int, slotted: Bool) -> Int:
         _resident(vectors, width, slotted) // block_size
     ),
 )
-def fused_tile_kernel[
+def resident_computed_kernel[
     Fusion: InputFusion,
     Sink: InputFusion,
     Out: OutputFusion,
@@ -152,7 +152,7 @@ def fused_tile_kernel[
             ]()
         return Vector(neg_inf[DType.float32]())
 
-    follow()
+    pdl_wait()
     var held = Array[Vector, vectors](fill=0)
     comptime for j in range(vectors):
         held[j] = load(j)

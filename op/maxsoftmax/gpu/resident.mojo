@@ -19,17 +19,17 @@ from max.gpu import (
 )
 from max.gpu.host import Dim
 
-from ..exponential import Scale, logarithm, quick_exp
-from ..finish import Finish
-from ..online import Sum
+from ..math.exponential import Scale, logarithm, quick_exp
+from ..ops.finish import Finish
+from ..math.online import Sum
 from ..queue import Queue
-from ..rows import Rows, Source, Target
-from .cluster import Cluster, Pair
-from .overlap import follow, follow_with, overlapped
-from .part import LINE_BYTES, Part, again
-from .slots import Slots, wait_after
-from .stripe import VECTOR_BYTES
-from .team import greater, largest_lane, maximum, team_reduce, total
+from ..io.rows import Rows, Source, Target
+from .hardware.cluster import Cluster, Pair
+from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
+from .partition.row import LINE_BYTES, Part, again
+from .hardware.slots import Slots, wait_after
+from .partition.stripe import VECTOR_BYTES
+from .hardware.team import greater, largest_lane, maximum, team_reduce, total
 
 
 comptime GROUP = 4
@@ -38,15 +38,15 @@ comptime GROUP = 4
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
-    `nvvm.minctasm`=SIMDLength(resident),
+    `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
 )
-def tile_kernel[
+def resident_kernel[
     dtype: DType,
     finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     slotted: Bool,
     clustered: Bool,
     width: Int,
@@ -59,7 +59,7 @@ def tile_kernel[
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
         vectors: Vectors of 16 bytes that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold, which bounds the registers.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share a row.
         width: Elements a vector: as many as have 16 bytes, or 1.
@@ -103,9 +103,9 @@ def tile_kernel[
 
     comptime if clustered:
         # Several waves of long rows hide it: 256×128256 bfloat16 took 38.6 µs with the other, 37.6 with this.
-        follow()
+        pdl_wait()
     else:
-        follow_with(Int(part.source) | Int(part.ahead) << 56)
+        pdl_wait_with(Int(part.source) | Int(part.ahead) << 56)
     comptime if slotted:
         for i in range(vectors, last):
             slots.stage(i - vectors, part, i)
@@ -265,17 +265,17 @@ def write_pair[
         to[unsafe_offset=2 * i + 1] = d[i]
 
 
-def tile[
+def resident[
     dtype: DType,
     finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
     slotted: Bool = False,
     width: Int = VECTOR_BYTES // size_of[dtype](),
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Launches `tile_kernel` with a team for each row, within a block.
+    """Launches `resident_kernel` with a team for each row, within a block.
 
     Parameters:
         dtype: Dtype of both tensors.
@@ -283,7 +283,7 @@ def tile[
         block_size: Threads a block.
         team: Threads that share a row.
         vectors: Vectors that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
         slotted: Whether a row may be longer than `team * vectors` vectors.
         width: Elements a vector: as many as have 16 bytes, or 1.
 
@@ -293,13 +293,13 @@ def tile[
         rows: Rows along the last axis.
         queue: Where kernels are launched.
     """
-    comptime kernel = tile_kernel[
+    comptime kernel = resident_kernel[
         dtype,
         finish,
         block_size,
         team,
         vectors,
-        resident,
+        min_blocks_per_sm,
         slotted,
         False,
         width,
@@ -316,7 +316,7 @@ def tile[
             grid_dim=blocks,
             block_dim=block_size,
             shared_mem_bytes=bytes,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
     else:
         queue.launch[kernel](
@@ -327,16 +327,16 @@ def tile[
             Int64(rows.n),
             grid_dim=blocks,
             block_dim=block_size,
-            attributes=overlapped(),
+            attributes=pdl_attributes(),
         )
 
 
-def tile_cluster[
+def resident_cluster[
     dtype: DType,
     finish: Finish,
     block_size: Int,
     vectors: Int,
-    resident: Int,
+    min_blocks_per_sm: Int,
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -344,14 +344,14 @@ def tile_cluster[
     blocks: Int,
     queue: Queue,
 ) raises:
-    """Launches `tile_kernel` with a cluster for each row.
+    """Launches `resident_kernel` with a cluster for each row.
 
     Parameters:
         dtype: Dtype of both tensors.
         finish: What of each row is written.
         block_size: Threads a block.
         vectors: Vectors that a thread holds in registers.
-        resident: Blocks a multiprocessor is to hold.
+        min_blocks_per_sm: Blocks a multiprocessor is to hold.
 
     Args:
         y: Probabilities.
@@ -360,13 +360,13 @@ def tile_cluster[
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         queue: Where kernels are launched.
     """
-    comptime kernel = tile_kernel[
+    comptime kernel = resident_kernel[
         dtype,
         finish,
         block_size,
         block_size,
         vectors,
-        resident,
+        min_blocks_per_sm,
         True,
         True,
         VECTOR_BYTES // size_of[dtype](),
@@ -385,7 +385,7 @@ def tile_cluster[
         block_dim=block_size,
         shared_mem_bytes=bytes,
         cluster_dim=Dim(blocks, 1, 1),
-        attributes=overlapped(),
+        attributes=pdl_attributes(),
     )
 
 
