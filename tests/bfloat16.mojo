@@ -6,6 +6,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from maxsoftmax import Cpu
 from maxsoftmax.ops.finish import Finish
+from maxsoftmax.ops.sparsemax import sparsemax, sparsemax_backward
 from maxsoftmax.io.logits import Logits
 from maxsoftmax.math.loss import LossOptions, Targets
 from maxsoftmax.math.online import accumulator
@@ -133,11 +134,23 @@ def cross_entropy(
         pass
 
 
+@export
+def sparse(
+    dx: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+) abi("Mojo"):
+    try:
+        comptime for contiguous in [True, False]:
+            sparsemax["cpu", contiguous](dx, x, rows, ctx)
+            sparsemax_backward["cpu", contiguous](dx, x, dy, rows, ctx)
+    except:
+        pass
+
+
 def fused_along[
-    source: DType, axis: Int, epilogue: Bool
+    source: DType, axis: Int, epilogue: Bool, finish: Finish
 ](y: To, x: Source[source], shape: IndexList[3], ctx: DeviceContext) raises:
     var load = Loaded[source](x)
-    Cpu.fused[has_sink=True](
+    Cpu.fused[has_sink=True, finish=finish](
         Results[Stored, dtype, 3, axis, epilogue](Stored(y), y, shape),
         Logits[Loaded[source], source, 3, axis, True](load, shape, True),
         Logits[Loaded[source], source, 3, axis, False](load, shape, True),
@@ -152,8 +165,14 @@ def fused(
     try:
         comptime for epilogue in [True, False]:
             comptime for axis in [1, 2]:
-                fused_along[dtype, axis, epilogue](y, x, shape, ctx)
-                fused_along[accum, axis, epilogue](y, wide, shape, ctx)
+                comptime for finish in [
+                    Finish.PROBABILITIES,
+                    Finish.LOGARITHMS,
+                ]:
+                    fused_along[dtype, axis, epilogue, finish](y, x, shape, ctx)
+                    fused_along[accum, axis, epilogue, finish](
+                        y, wide, shape, ctx
+                    )
     except:
         pass
 

@@ -8,7 +8,7 @@ import pytest
 from maxsoftmax.extension import source
 from mojo.run import subprocess_run_mojo
 
-KERNELS = {"naive", "contiguous", "strided", "cross_entropy", "fused"}
+KERNELS = {"naive", "contiguous", "strided", "cross_entropy", "sparse", "fused"}
 CASTS = {"plain_cast", "plain_cast_of_vectors"}
 
 
