@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from maxsoftmax import cli, train
+from maxsoftmax._commands import cli, train
 from maxsoftmax.bench import published
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.table import markdown, overview

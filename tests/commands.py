@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from maxsoftmax import cli
+from maxsoftmax._commands import cli
 
 
 def fails(capsys, *arguments):

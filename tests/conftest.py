@@ -8,7 +8,7 @@ import max.driver
 # this is the one process that there is before pytest-xdist starts the others.
 import max.nn
 import pytest
-from maxsoftmax.arguments import ALGORITHMS
+from maxsoftmax._arguments import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession  # noqa: E402
 from max.graph import DeviceRef, Graph, TensorType, TensorValue  # noqa: E402
 from maxsoftmax import ops  # noqa: E402
-from maxsoftmax.arguments import ALGORITHMS, DTYPES  # noqa: E402
+from maxsoftmax._arguments import ALGORITHMS, DTYPES  # noqa: E402
 
 GPU = DeviceRef.GPU()
 

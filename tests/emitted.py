@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from max.engine import CompilationStopped, InferenceSession
-from maxsoftmax import runtime
+from maxsoftmax._graph import runtime
 
 
 class Emitted(str):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from commands import fails, misused
 from contract import check
-from maxsoftmax import _native, ahead, cli
+from maxsoftmax import _native
+from maxsoftmax._commands import ahead, cli
 from maxsoftmax._native import build, load, machine, precompiled
 from maxsoftmax._native.description import Library, Target
 
@@ -251,7 +252,7 @@ def test_without_a_compiler_compiling_is_one_sentence(capsys, tmp_path, monkeypa
         raise extension.PackageNotFoundError(names[-1])
 
     # The package has a function of the same name.
-    extension = sys.modules["maxsoftmax.extension"]
+    extension = sys.modules["maxsoftmax._graph.extension"]
     monkeypatch.setattr(extension, "distribution_version", missing)
     assert "compiler is not installed" in fails(capsys, "compile", "-o", str(tmp_path))
 
@@ -270,7 +271,7 @@ ALONE = """
 import numpy as np, sys
 from maxsoftmax import _native
 def missing(*names): raise extension.PackageNotFoundError(names[-1])
-extension = sys.modules["maxsoftmax.extension"]
+extension = sys.modules["maxsoftmax._graph.extension"]
 extension.distribution_version = missing
 x, y = np.zeros((7, 4), np.float32), np.empty((7, 4), np.float32)
 plan = _native.plan("softmax", "float32", -1, (7, 4, 1), algorithm="naive")

@@ -5,8 +5,9 @@ import sys
 import warnings
 
 import pytest
-from maxsoftmax import artifacts, cache
-from maxsoftmax.extension import distribution_version
+from maxsoftmax import _cache as cache
+from maxsoftmax._graph import artifacts
+from maxsoftmax._graph.extension import distribution_version
 
 
 class Compiled:
@@ -152,7 +153,8 @@ def test_the_next_process_does_not_compile(environment):
     script = """
 import numpy as np, pytest
 from max.graph import DeviceRef
-from maxsoftmax import demo, runtime
+from maxsoftmax._commands import demo
+from maxsoftmax._graph import runtime
 {observe}
 device = runtime.device("cpu")
 for _ in range(2):

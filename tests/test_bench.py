@@ -16,7 +16,7 @@ import scipy.special
 from fakes import Fake, Watch, array, fake, raising, results, softmax, spoilt, timed
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from maxsoftmax.arguments import ALGORITHMS, DTYPES, check_block_size, check_unroll
+from maxsoftmax._arguments import ALGORITHMS, DTYPES, check_block_size, check_unroll
 from maxsoftmax.bench import clock as clocks
 from maxsoftmax.bench import data, protocol, run
 from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries, searched

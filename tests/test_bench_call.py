@@ -15,7 +15,7 @@ import pytest
 from fakes import Fake, Watch, array, fake, raising, results, softmax, spoilt, timed
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from maxsoftmax import cli
+from maxsoftmax._commands import cli
 from maxsoftmax.bench import apart, call, chart, command, table
 from maxsoftmax.bench import cases as suites
 from maxsoftmax.bench.apart import Apart, merged
@@ -36,7 +36,7 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from fakes import Fake, fake, raising, spoilt
-from maxsoftmax import cli
+from maxsoftmax._commands import cli
 from maxsoftmax.bench import apart
 from maxsoftmax.bench.providers import CALLERS, PROVIDERS
 
@@ -349,7 +349,7 @@ def test_torch_has_gradients_where_they_are_asked_for():
 
 def test_ours_take_arrays_and_graphs(device):
     # The one test here that compiles.
-    from maxsoftmax import runtime
+    from maxsoftmax._graph import runtime
 
     where = runtime.device(device)
     (machine, shapes) = Bench(where, ["maxsoftmax"], 1, calls=True).machine, [(8, 64), (3, 1000)]

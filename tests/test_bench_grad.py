@@ -11,7 +11,8 @@ from commands import fails
 from fakes import Fake, array, fake, results, timed
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from maxsoftmax import cli, runtime
+from maxsoftmax._commands import cli
+from maxsoftmax._graph import runtime
 from maxsoftmax.bench import command, data, reference
 from maxsoftmax.bench.cases import ATTENTION, OPS, PEERS, SUITES, Case, Entry
 from maxsoftmax.bench.clock import HostClock

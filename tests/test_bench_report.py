@@ -17,7 +17,8 @@ from fakes import Fake, fake, raising, results, softmax, spoilt, timed
 from matplotlib import colors
 from matplotlib.figure import Figure
 from max.dtype import DType
-from maxsoftmax import cli, parse, runtime
+from maxsoftmax._commands import cli, parse
+from maxsoftmax._graph import runtime
 from maxsoftmax.bench import chart, command, tune
 from maxsoftmax.bench.cases import CALL_OPS, PEERS, SUITES, Case, Entry, entries
 from maxsoftmax.bench.protocol import record
@@ -31,7 +32,7 @@ from PIL import Image
 WAITING = """
 import sys, time
 from fakes import Fake
-from maxsoftmax import cli
+from maxsoftmax._commands import cli
 from maxsoftmax.bench.providers import PROVIDERS
 
 class Waiting(Fake):

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from maxsoftmax.extension import source
+from maxsoftmax._graph.extension import source
 from mojo.run import subprocess_run_mojo
 
 KERNELS = {"naive", "contiguous", "strided", "cross_entropy", "sparse", "fused"}

@@ -12,7 +12,7 @@ import warnings
 import maxsoftmax
 import platformdirs
 import pytest
-from maxsoftmax import cache
+from maxsoftmax import _cache as cache
 
 CODE = b"compiled" * 1000
 
@@ -242,7 +242,7 @@ def test_a_root_that_is_read_only_is_replaced(folder):
 def test_a_fork_leaves_the_temporary_folder_of_its_parent(tmp_path):
     script = """
 import os, sys, warnings
-from maxsoftmax import cache
+from maxsoftmax import _cache as cache
 warnings.simplefilter("ignore")
 path = cache.entry("key", "file", lambda path: path.write_bytes(b"code"))
 number = os.fork()
@@ -268,7 +268,7 @@ def test_a_root_that_was_cleared_is_made_again(folder):
 
 def test_packages_are_compiled_again_once_the_cache_was_cleared(folder, monkeypatch):
     # The package has a function of the same name.
-    extension = sys.modules["maxsoftmax.extension"]
+    extension = sys.modules["maxsoftmax._graph.extension"]
     monkeypatch.setattr(extension, "_found", {})
     monkeypatch.setattr(extension, "_precompile", lambda package, output: output.write_bytes(CODE))
     for path in (maxsoftmax.extension(), maxsoftmax.dropin()):

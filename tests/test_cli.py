@@ -18,14 +18,17 @@ from contract import check
 from max.driver import Buffer
 from max.engine import InferenceSession
 from max.graph import DeviceRef
-from maxsoftmax import _native, cache, cli, demo, npy, runtime
+from maxsoftmax import _cache as cache
+from maxsoftmax import _native
+from maxsoftmax._commands import cli, demo, npy
+from maxsoftmax._graph import runtime
 
 COMMAND = [sys.executable, "-m", "maxsoftmax"]
 
 # The command with a kernel that takes its time, so that nothing has to be compiled and there is time to interrupt.
 SLOW = """
 import sys, time
-from maxsoftmax import cli, npy
+from maxsoftmax._commands import cli, npy
 
 def slow(x, axis=-1, **options):
     if x.size:

@@ -8,7 +8,7 @@ import pytest
 from contract import check, logits
 from max.driver import Buffer
 from max.dtype import DType
-from maxsoftmax import runtime
+from maxsoftmax._graph import runtime
 
 
 def test_max_buffers_stay_where_they_are(device):

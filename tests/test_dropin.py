@@ -12,8 +12,9 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
-from maxsoftmax import cache, runtime
-from maxsoftmax.extension import DROPIN, source
+from maxsoftmax import _cache as cache
+from maxsoftmax._graph import runtime
+from maxsoftmax._graph.extension import DROPIN, source
 
 OURS = "maxsoftmax_dropin.registry.Softmax"
 DTYPES = [DType.float32, DType.bfloat16, DType.float16, DType.float64]

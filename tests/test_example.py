@@ -7,8 +7,8 @@ import pytest
 from max.driver import Buffer
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
-from maxsoftmax import runtime
-from maxsoftmax.extension import run_mojo, source
+from maxsoftmax._graph import runtime
+from maxsoftmax._graph.extension import run_mojo, source
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
-from maxsoftmax import _native, runtime
+from maxsoftmax import _native
 from maxsoftmax._arrays import devices
+from maxsoftmax._graph import runtime
 from maxsoftmax.nn import Softmax
 
 SHAPE = (2, 3, 5, 7)

@@ -12,7 +12,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
-from maxsoftmax import runtime
+from maxsoftmax._graph import runtime
 
 TERMS = [
     "along the first axis, then a mask along the last",

@@ -12,7 +12,8 @@ from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
-from maxsoftmax import _native, runtime
+from maxsoftmax import _native
+from maxsoftmax._graph import runtime
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Relative, and absolute in terms of the largest value."""

@@ -9,8 +9,8 @@ from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType
-from maxsoftmax import runtime
-from maxsoftmax.arguments import ALGORITHMS
+from maxsoftmax._arguments import ALGORITHMS
+from maxsoftmax._graph import runtime
 from test_gradients import close
 from test_numerics import SPECIAL
 

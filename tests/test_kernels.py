@@ -2,7 +2,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from maxsoftmax.extension import source
+from maxsoftmax._graph.extension import source
 from mojo.run import subprocess_run_mojo
 
 KERNELS = Path(__file__).parent / "kernels"

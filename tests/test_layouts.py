@@ -302,7 +302,7 @@ def test_shortcuts_with_masks(quick):
 
 @pytest.mark.parametrize("axis", [-1, 1, 0, None])
 def test_buffers_take_a_shortcut_to_the_same(device, quick, axis):
-    from maxsoftmax import runtime
+    from maxsoftmax._graph import runtime
 
     x = logits((3, 50))
     buffer = Buffer.from_numpy(x).to(runtime.device(device))
@@ -485,7 +485,7 @@ import sys
 import numpy as np
 import maxsoftmax
 maxsoftmax.softmax(np.zeros((8, 64), np.float32))
-for name in ("max.driver", "max.graph", "max.engine", "scipy", "maxsoftmax.ops", "maxsoftmax.runtime"):
+for name in ("max.driver", "max.graph", "max.engine", "scipy", "maxsoftmax.ops", "maxsoftmax._graph.runtime"):
     assert name not in sys.modules, name
 from maxsoftmax import ops
 assert maxsoftmax.ops is ops

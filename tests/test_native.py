@@ -14,10 +14,11 @@ import filelock
 import numpy as np
 import pytest
 from contract import check
-from maxsoftmax import _native, cache
+from maxsoftmax import _cache as cache
+from maxsoftmax import _native
+from maxsoftmax._graph.extension import CompilerError
 from maxsoftmax._native import build, description, devices, fork, load, machine, precompiled, progress, warm
 from maxsoftmax._native.description import Library, Target, library
-from maxsoftmax.extension import CompilerError
 
 CPU = Target("cpu")
 SOFTMAX = Library("softmax", "float32", CPU)
@@ -382,9 +383,9 @@ def test_a_compiler_that_fails_is_quoted(real):
 
 def test_without_a_compiler_the_error_says_what_to_do(fresh, monkeypatch):
     def missing(*names):
-        raise sys.modules["maxsoftmax.extension"].PackageNotFoundError(names[-1])
+        raise sys.modules["maxsoftmax._graph.extension"].PackageNotFoundError(names[-1])
 
-    monkeypatch.setattr(sys.modules["maxsoftmax.extension"], "distribution_version", missing)
+    monkeypatch.setattr(sys.modules["maxsoftmax._graph.extension"], "distribution_version", missing)
     build._surroundings.cache_clear()
     with pytest.raises(RuntimeError, match=r"compiler is not installed.*maxsoftmax compile"):
         load.load(SOFTMAX)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.special
 from contract import check
-from maxsoftmax import npy
+from maxsoftmax._commands import npy
 
 SHAPES = [(7,), (5, 9), (4, 3, 5), (2, 3, 4, 5)]
 # One column, a few columns, a few whole rows, everything.

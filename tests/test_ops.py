@@ -7,7 +7,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
-from maxsoftmax import runtime
+from maxsoftmax._graph import runtime
 
 
 def logits(*shape, seed=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import results, timed
-from maxsoftmax import cli
+from maxsoftmax._commands import cli
 from maxsoftmax.bench import chart, published
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.protocol import record

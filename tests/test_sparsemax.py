@@ -12,7 +12,8 @@ from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
-from maxsoftmax import _native, runtime
+from maxsoftmax import _native
+from maxsoftmax._graph import runtime
 
 LENGTHS = (1, 2, 3, 7, 31, 64, 129, 513, 1000, 2049, 4097, 8200, 33_000, 50_257)
 """On both sides of what each kernel takes, whatever the dtype."""

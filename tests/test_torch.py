@@ -259,7 +259,7 @@ def test_the_package_does_without_torch():
 import sys
 sys.modules["torch"] = None
 import maxsoftmax
-import maxsoftmax.cli
+import maxsoftmax._commands.cli
 try:
     import maxsoftmax.torch
 except ImportError as error:

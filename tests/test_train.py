@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from commands import fails, misused
-from maxsoftmax import cli, network, runtime, train
+from maxsoftmax._commands import cli, network, train
+from maxsoftmax._graph import runtime
 from maxsoftmax.bench import chart
 
 

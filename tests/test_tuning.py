@@ -12,13 +12,16 @@ from fakes import timed
 from max.driver import CPU
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType
-from maxsoftmax import cli, files, ops, runtime, tuning
-from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
+from maxsoftmax import _files as files
+from maxsoftmax import ops
+from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
+from maxsoftmax._commands import cli
+from maxsoftmax._graph import runtime, tuning
+from maxsoftmax._graph.tuning import Choice, choice, location, remember
 from maxsoftmax.bench import chart, command, tune
 from maxsoftmax.bench.cases import TUNE, Case, Entry
 from maxsoftmax.bench.protocol import record
 from maxsoftmax.bench.results import Results
-from maxsoftmax.tuning import Choice, choice, location, remember
 
 GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU")
 OTHER = SimpleNamespace(label="gpu", is_host=False, model_name="Another GPU")

@@ -26,8 +26,8 @@ from maxsoftmax._arrays import (
     sparsemax,
     sparsemax_backward,
 )
+from maxsoftmax._graph.extension import drop_into, dropin, extension
 from maxsoftmax._native import warm_up
-from maxsoftmax.extension import drop_into, dropin, extension
 
 if TYPE_CHECKING:
     from maxsoftmax import ops

@@ -2,6 +2,6 @@
 
 import sys
 
-from maxsoftmax.cli import main
+from maxsoftmax._commands.cli import main
 
 sys.exit(main())

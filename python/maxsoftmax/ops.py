@@ -15,8 +15,8 @@ from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax import forms, tuning
-from maxsoftmax.arguments import (
+from maxsoftmax import _forms as forms
+from maxsoftmax._arguments import (
     accumulator,
     check_algorithm,
     check_dtype,
@@ -28,8 +28,9 @@ from maxsoftmax.arguments import (
     normalize_axis,
     words,
 )
-from maxsoftmax.extension import extension
-from maxsoftmax.forms import Forms
+from maxsoftmax._forms import Forms
+from maxsoftmax._graph import tuning
+from maxsoftmax._graph.extension import extension
 
 
 def softmax(

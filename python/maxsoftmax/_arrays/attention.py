@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from maxsoftmax import _native, forms
+from maxsoftmax import _forms as forms
+from maxsoftmax import _native
+from maxsoftmax._arguments import normalize_axis
 from maxsoftmax._arrays import devices, shortcuts
 from maxsoftmax._arrays.broadcast import OUTER, Dimensions, Walk, merged, steps
 from maxsoftmax._arrays.call import AUTO, Call, Chosen
 from maxsoftmax._arrays.layout import Rows
 from maxsoftmax._arrays.memory import SIZES, Array, accumulator, address, product
 from maxsoftmax._arrays.shortcuts import is_home
-from maxsoftmax.arguments import normalize_axis
-from maxsoftmax.forms import Forms
+from maxsoftmax._forms import Forms
 
 OPERANDS = ("scale", "mask", "temperature", "sink")
 """What may be an array, in the order in which the library takes them."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxsoftmax import _native
+from maxsoftmax._arguments import check_algorithm, check_block_size, check_unroll
 from maxsoftmax._arrays import convert, devices, kinds, shortcuts
 from maxsoftmax._arrays.layout import Layout, Rows, lay_out, order_to_copy, same_steps
 from maxsoftmax._arrays.memory import HOST, Array, view
-from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll
 
 
 class Chosen(NamedTuple):
@@ -203,7 +203,7 @@ class Call:
             sizes = check_block_size(chosen.block_size, algorithm, "cpu"), check_unroll(chosen.unroll, algorithm, "cpu")
             return Chosen(algorithm, *sizes)
         # What was found best is a question for MAX.
-        from maxsoftmax import tuning
+        from maxsoftmax._graph import tuning
 
         best = tuning.choice(
             devices.of(self.place), algorithm, devices.dtype(self.x.dtype), chosen.block_size, chosen.unroll

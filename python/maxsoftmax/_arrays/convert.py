@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from maxsoftmax._arguments import CLASSES, FLOATS
 from maxsoftmax._arrays import devices, dlpack
 from maxsoftmax._arrays.memory import HOST, Array, of_numpy, view
-from maxsoftmax.arguments import CLASSES, FLOATS
 
 ALLOWED = "float16, float32, float64, bfloat16, integers and bools"
 """What logits may be of."""

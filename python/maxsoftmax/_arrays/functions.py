@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maxsoftmax._arguments import normalize_axes
 from maxsoftmax._arrays import attention, kinds, shortcuts
 from maxsoftmax._arrays.call import AUTO, Call, Chosen, check_like
 from maxsoftmax._arrays.layout import Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
 from maxsoftmax._arrays.shortcuts import Known, first, is_home, of_buffers, spelled
-from maxsoftmax.arguments import normalize_axes
-from maxsoftmax.forms import Forms
+from maxsoftmax._forms import Forms
 
 if TYPE_CHECKING:
     from max.driver import Device

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from maxsoftmax import _native
+from maxsoftmax._arguments import FLOATS, check_ignore_index, check_label_smoothing, check_reduction, check_target_shape
 from maxsoftmax._arrays import convert, kinds, shortcuts
 from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import HOST, SIZES, Array, accumulator, address, product, view
 from maxsoftmax._arrays.shortcuts import discard, is_home, of_buffers
-from maxsoftmax.arguments import FLOATS, check_ignore_index, check_label_smoothing, check_reduction, check_target_shape
 
 if TYPE_CHECKING:
     from max.driver import Device

@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from maxsoftmax._native import bundle, progress
-from maxsoftmax._native.description import BUNDLE, Library
-from maxsoftmax._native.machine import processor
-from maxsoftmax.extension import (
+from maxsoftmax._graph.extension import (
     KERNELS,
     NATIVE,
     CompilerError,
@@ -24,6 +21,9 @@ from maxsoftmax.extension import (
     source,
     sources,
 )
+from maxsoftmax._native import bundle, progress
+from maxsoftmax._native.description import BUNDLE, Library
+from maxsoftmax._native.machine import processor
 
 FILE = "library.so"
 """The name of a library in its entry of the cache."""

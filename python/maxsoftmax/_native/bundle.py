@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from maxsoftmax._graph.extension import NATIVE, CompilerError, source
 from maxsoftmax._native.description import BUNDLE, POINTERS
-from maxsoftmax.extension import NATIVE, CompilerError, source
 
 WORTH = 4
 """How many libraries take as long as all of them together."""

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from maxsoftmax import cache
+from maxsoftmax import _cache as cache
 from maxsoftmax._native import build, devices, fork, precompiled, progress
 from maxsoftmax._native.description import POINTERS, Library, library
 

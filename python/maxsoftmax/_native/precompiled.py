@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from maxsoftmax import cache, files
+from maxsoftmax import _cache as cache
+from maxsoftmax import _files as files
+from maxsoftmax._graph.extension import compiler
 from maxsoftmax._native import build, machine
 from maxsoftmax._native.description import Library
-from maxsoftmax.extension import compiler
 
 VARIABLE = "MAXSOFTMAX_PRECOMPILED"
 """Environment variable that names their folder."""

@@ -78,7 +78,7 @@ class Display:
             print(self._lines[-1], file=sys.stderr, flush=True)
 
     def _show_status(self) -> None:
-        from maxsoftmax.console import Console
+        from maxsoftmax._commands.console import Console
 
         if self._lines and self._status is None:
             self._status = Console(stderr=True).status(self._lines[-1])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from max.dtype import DType
 
-from maxsoftmax.arguments import ALGORITHMS
+from maxsoftmax._arguments import ALGORITHMS
 
 
 class Op(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxsoftmax import files
+from maxsoftmax import _files as files
 from maxsoftmax.bench.cases import BLOCKS, CALL, SUITES, TUNE, WIDTHS
 from maxsoftmax.bench.results import Record, Results
 from maxsoftmax.bench.table import duration

@@ -13,8 +13,11 @@ from max.driver import Device
 from max.dtype import DType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from maxsoftmax import files, parse, runtime
-from maxsoftmax.arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
+from maxsoftmax import _files as files
+from maxsoftmax._arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
+from maxsoftmax._commands import parse
+from maxsoftmax._commands.console import Console
+from maxsoftmax._graph import runtime
 from maxsoftmax.bench import chart, published
 from maxsoftmax.bench.apart import ROUNDS, Apart
 from maxsoftmax.bench.cases import (
@@ -33,7 +36,6 @@ from maxsoftmax.bench.providers import CALLERS, PROVIDERS, Provider
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.run import Bench, usable_cores
 from maxsoftmax.bench.table import markdown, overview, tables
-from maxsoftmax.console import Console
 
 REPORT = "report"
 CUSTOM = "custom"

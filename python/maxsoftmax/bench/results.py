@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from maxsoftmax import files
+from maxsoftmax import _files as files
 
 STATUSES = ("ok", "wrong", "missing", "failed")
 """What can become of a measurement: timed; computed something else; not to be had here; gave up with an error."""

@@ -14,13 +14,13 @@ from typing import Any
 
 from max.driver import Device
 
+from maxsoftmax._graph.extension import distribution_version
 from maxsoftmax.bench import call
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.clock import DeviceClock, HostClock
 from maxsoftmax.bench.protocol import Machine, measure, record
 from maxsoftmax.bench.providers import CALLERS, PROVIDERS, Provider
 from maxsoftmax.bench.results import Record, Results
-from maxsoftmax.extension import distribution_version
 
 HOPELESS_S = 0.5
 """A call on a smaller case that took longer than this spares an entry the larger ones of the same kind."""

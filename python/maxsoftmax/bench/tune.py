@@ -9,14 +9,15 @@ from pathlib import Path
 
 from max.dtype import DType
 
-from maxsoftmax import parse, runtime, tuning
-from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
+from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
+from maxsoftmax._commands import parse
+from maxsoftmax._commands.console import Console
+from maxsoftmax._graph import runtime, tuning
+from maxsoftmax._graph.tuning import Choice
 from maxsoftmax.bench import command
 from maxsoftmax.bench.cases import BLOCK_SIZES, TUNE, Case, Entry, searched
 from maxsoftmax.bench.results import Record
 from maxsoftmax.bench.run import Bench, usable_cores
-from maxsoftmax.console import Console
-from maxsoftmax.tuning import Choice
 
 TUNED = tuple(name for name, leaves in ALGORITHMS["gpu"].items() if leaves.unrolls)
 """The algorithms that leave both choices."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from maxsoftmax.arguments import check_target_shape
+from maxsoftmax._arguments import check_target_shape
 from maxsoftmax.torch.memory import NAMES
 
 _ALLOWED = "float32, bfloat16, float16 or float64"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import _reduction
 
-from maxsoftmax.arguments import check_ignore_index, check_label_smoothing, check_reduction, class_axis
+from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction, class_axis
 from maxsoftmax.torch import autograd
 from maxsoftmax.torch.arguments import check_device, check_result, check_target, check_tensor, spelled
 from maxsoftmax.torch.direct_losses import class_dimension

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from max.driver import Device
 
+from maxsoftmax._graph.extension import distribution_version
 from maxsoftmax.bench.cases import Case, Entry
 from maxsoftmax.bench.providers.base import only_last_axis
 from maxsoftmax.bench.providers.torch_eager import Torch
-from maxsoftmax.extension import distribution_version
 
 
 class Liger(Torch):

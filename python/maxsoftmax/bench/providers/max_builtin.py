@@ -12,9 +12,9 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 
+from maxsoftmax._graph.extension import distribution_version
 from maxsoftmax.bench.cases import ATTENTION, KEPT, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider
-from maxsoftmax.extension import distribution_version
 
 
 class MaxBuiltin(Provider):

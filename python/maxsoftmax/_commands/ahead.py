@@ -12,12 +12,13 @@ from typing import Any
 
 from rich import filesize
 
-from maxsoftmax import _native, parse
+from maxsoftmax import _native
+from maxsoftmax._arguments import BLOCK_SIZE, UNROLL, check_algorithm
+from maxsoftmax._commands import parse
+from maxsoftmax._commands.console import Console
+from maxsoftmax._graph.extension import run_mojo
 from maxsoftmax._native import devices, precompiled, progress, warm
 from maxsoftmax._native.description import OPS, Library, Target, library
-from maxsoftmax.arguments import BLOCK_SIZE, UNROLL, check_algorithm
-from maxsoftmax.console import Console
-from maxsoftmax.extension import run_mojo
 
 out = Console()
 

@@ -12,8 +12,8 @@ from max.driver import Device
 from max.dtype import DType
 from max.graph import DeviceRef
 
-from maxsoftmax import files
-from maxsoftmax.arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
+from maxsoftmax import _files as files
+from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
 
 
 class Choice(NamedTuple):

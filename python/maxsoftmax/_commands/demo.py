@@ -17,8 +17,9 @@ from max.dtype import DType
 from max.engine import Model
 from max.graph import DeviceRef, Graph, TensorType
 
-from maxsoftmax import ops, runtime
-from maxsoftmax.extension import extension
+from maxsoftmax import ops
+from maxsoftmax._graph import runtime
+from maxsoftmax._graph.extension import extension
 
 
 class Case(NamedTuple):

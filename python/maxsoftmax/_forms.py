@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxsoftmax.arguments import words
+from maxsoftmax._arguments import words
 
 
 class Forms(NamedTuple):

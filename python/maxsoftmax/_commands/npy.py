@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maxsoftmax import files
+from maxsoftmax import _files as files
+from maxsoftmax._arguments import normalize_axes
 from maxsoftmax._arrays import Rows, softmax
-from maxsoftmax.arguments import normalize_axes
 
 if TYPE_CHECKING:
     from max.driver import Device

@@ -6,7 +6,7 @@ import argparse
 
 from max.dtype import DType
 
-from maxsoftmax.arguments import DTYPES
+from maxsoftmax._arguments import DTYPES
 
 
 def shape(text: str) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from max.engine import CompiledModel, InferenceSession, Model
 
-from maxsoftmax import cache
+from maxsoftmax import _cache as cache
+from maxsoftmax._graph.extension import distribution_version
+from maxsoftmax._graph.extension import key as sources_key
 from maxsoftmax._native.machine import processor
-from maxsoftmax.extension import distribution_version
-from maxsoftmax.extension import key as sources_key
 
 FILE = "softmax.mef"
 """The name of a model in its entry of the cache."""
@@ -51,7 +51,8 @@ def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], 
 @functools.cache
 def _surroundings() -> tuple[str, ...]:
     """Returns everything around a model that may change what it is compiled to."""
-    ours = [Path(__file__).with_name(name).read_bytes() for name in ("ops.py", "demo.py", "network.py")]
+    package = Path(__file__).parents[1]
+    ours = [(package / name).read_bytes() for name in ("ops.py", "_commands/demo.py", "_commands/network.py")]
     return (
         distribution_version("max", "modular"),
         sources_key(),

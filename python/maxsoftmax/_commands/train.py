@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from max.driver import Device
 
-from maxsoftmax import files, runtime
+from maxsoftmax import _files as files
+from maxsoftmax._commands.console import Console
+from maxsoftmax._commands.network import Samples, Training
+from maxsoftmax._graph import runtime
+from maxsoftmax._graph.extension import distribution_version
 from maxsoftmax.bench import chart, published
 from maxsoftmax.bench.run import processor
-from maxsoftmax.console import Console
-from maxsoftmax.extension import distribution_version
-from maxsoftmax.network import Samples, Training
 
 out = Console()
 log = Console(stderr=True)

@@ -15,11 +15,14 @@ from rich import filesize
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from maxsoftmax import __version__, _native, ahead, cache, runtime, train
+from maxsoftmax import __version__, _native
+from maxsoftmax import _cache as cache
+from maxsoftmax._commands import ahead, train
+from maxsoftmax._commands.console import Console
+from maxsoftmax._graph import runtime
+from maxsoftmax._graph.extension import CompilerError, distribution_version, source
 from maxsoftmax.bench import command as bench_command
 from maxsoftmax.bench import tune as bench_tune
-from maxsoftmax.console import Console
-from maxsoftmax.extension import CompilerError, distribution_version, source
 
 out = Console()
 log = Console(stderr=True)
@@ -110,7 +113,7 @@ def _sentence(error: Exception) -> str:
 
 def _demo(options: argparse.Namespace) -> int:
     # SciPy is imported only where it is needed.
-    from maxsoftmax import demo
+    from maxsoftmax._commands import demo
 
     table = Table("case", "device", "compile", "run", "largest error", "sum of the row")
     correct = True
@@ -138,7 +141,7 @@ def _spinner(what: str | _native.Library) -> AbstractContextManager[object]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from maxsoftmax import npy
+    from maxsoftmax._commands import npy
 
     x = npy.read(options.input)
     output = options.output or options.input.with_suffix(".softmax.npy")

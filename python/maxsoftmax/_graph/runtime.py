@@ -12,7 +12,7 @@ from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.engine import InferenceSession, Model
 from max.graph import Graph
 
-from maxsoftmax import artifacts
+from maxsoftmax._graph import artifacts
 
 Observer = Callable[[str], AbstractContextManager[Any]]
 

@@ -21,8 +21,9 @@ from max.engine import CompiledModel, InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
 from max.graph import ops as max_ops
 
-from maxsoftmax import artifacts, ops, runtime
-from maxsoftmax.extension import extension
+from maxsoftmax import ops
+from maxsoftmax._graph import artifacts, runtime
+from maxsoftmax._graph.extension import extension
 
 HIDDEN = 96
 """Neurons between features and classes."""

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maxsoftmax import cache
+from maxsoftmax import _cache as cache
 
 if TYPE_CHECKING:
     # Calls on arrays need no graph, whose import takes a quarter of a second.
@@ -34,8 +34,8 @@ class CompilerError(RuntimeError):
 
 def source(package: str = KERNELS) -> Path:
     """Returns the folder of a Mojo package: in a wheel beside this file, in a checkout under op/."""
-    installed = Path(__file__).parent / "op" / package
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "op" / package
+    installed = Path(__file__).parents[1] / "op" / package
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "op" / package
 
 
 _found: dict[str, Path] = {}

@@ -1,0 +1,1 @@
+"""The command `maxsoftmax`, and what its subcommands do."""

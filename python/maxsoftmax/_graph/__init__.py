@@ -1,0 +1,1 @@
+"""What runs in MAX graphs: the compiled op, models, and their files."""
