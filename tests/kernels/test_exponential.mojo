@@ -1,11 +1,11 @@
 """Exponentials in units, against the standard library's in float64."""
 
-from std.math import exp
+from std.math import exp, exp2
 from std.memory import bitcast
 from std.testing import TestSuite, assert_equal, assert_true
 from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from maxsoftmax.math.exponential import HEADROOM, Unit
+from maxsoftmax.math.exponential import HEADROOM, QuickScale, Unit
 
 comptime WIDTH = 16
 comptime ROOM = Float64(1 << (HEADROOM // 2)) * Float64(1 << (HEADROOM // 2))
@@ -49,6 +49,50 @@ def test_the_error_does_not_grow_with_the_distance() raises:
             )
             worst = max(worst, abs(ratio / reference - 1))
     assert_true(worst < 2e-7, String(worst))
+
+
+def test_quick_exponentials_of_maxima_of_any_size() raises:
+    var worst = Float64(0)
+    for power in range(-126, 128):
+        for sign in [Float32(-1), 1]:
+            var m = sign * bitcast[DType.float32](UInt32((power + 127) << 23))
+            m *= 1.7
+            var scale = QuickScale(m)
+            var common = scale.exponent(m).cast[DType.float64]()
+            for j in range(200):
+                # Numbers far from the maximum, and its next neighbours, which may be far as well.
+                var x = m - Float32(j) * 0.0731
+                if j >= 150:
+                    x = bitcast[DType.float32](
+                        bitcast[DType.uint32](m)
+                        + UInt32(j - 150) * UInt32(1 if m < 0 else -1)
+                    )
+                var distance = x.cast[DType.float64]() - m.cast[DType.float64]()
+                # By float64: the GPU's `exp2` is not this one.
+                var found = exp2(
+                    max(scale.exponent(x).cast[DType.float64]() - common, -1000)
+                )
+                # What is less than 2^-40 of the largest is lost in any sum.
+                var error = abs(found - exp(distance))
+                if exp(distance) > 1e-12:
+                    error /= exp(distance) * (1 - distance / 2)
+                worst = max(worst, error)
+            assert_equal(
+                scale.exponent(neg_inf[DType.float32]()),
+                neg_inf[DType.float32](),
+            )
+    assert_true(worst < 1.2e-6, String(worst))
+    assert_true(worst > 1e-8, String(worst))
+    # Nothing yet but -inf.
+    var nothing = QuickScale(neg_inf[DType.float32]())
+    assert_equal(
+        nothing.exponent(neg_inf[DType.float32]()), neg_inf[DType.float32]()
+    )
+    assert_equal(nothing.exponent(Float32(0)), 0)
+    var not_a_number = QuickScale(nan[DType.float32]())
+    assert_true(isnan(not_a_number.exponent(Float32(1))))
+    var infinite = QuickScale(inf[DType.float32]())
+    assert_true(isnan(infinite.exponent(inf[DType.float32]())))
 
 
 def test_the_largest_is_about_one_in_its_unit() raises:

@@ -310,7 +310,8 @@ struct QuickScale(TrivialRegisterPassable):
     """Exponentials in float32 of two operations: e^(x - m), where m is the largest x, times a factor that all of them share.
 
     The product x·log2 e is not rounded before a constant near m·log2 e is subtracted; what that constant differs by is the factor.
-    The relative error is below 2^-22 + 2^-23 · |x - m|: enough for a sum that only its logarithm is needed of.
+    The relative error is below 2^-22 + 2^-23 · |x - m|, and 2^-20 more where |m| is above 2^24: enough for a sum that only its
+    logarithm is needed of.
     """
 
     var slope: Float32
