@@ -17,7 +17,7 @@ from maxsoftmax import _native
         (np.zeros(3), {"axis": True}, TypeError, r"axis must be an integer, .* not the bool True"),
         (np.zeros(3), {"axis": (0.0,)}, TypeError, r"axis must be an integer, .* not 0.0"),
         (np.float32(1), {"axis": 1}, ValueError, r"axis 1 is out of bounds for x of rank 0: it must be from -1 to 0"),
-        (np.zeros(3, complex), {}, TypeError, r"x has dtype complex128, but softmax takes float16"),
+        (np.zeros(3, complex), {}, TypeError, r"x has dtype complex128, but the kernels take float16"),
         (np.array(["a"]), {}, TypeError, r"x has dtype <U1"),
         (np.array([None]), {}, TypeError, r"x has dtype object"),
         ([[1, 2], [3]], {}, ValueError, r"x is not an array, but a sequence of others that differ in shape"),

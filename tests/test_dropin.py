@@ -58,6 +58,11 @@ def plain(*values):
     ]
 
 
+def test_what_is_no_graph_is_refused():
+    with pytest.raises(TypeError, match=r"graph must be a max\.graph\.Graph, not 3"):
+        maxsoftmax.drop_into(3)
+
+
 @pytest.fixture(scope="session")
 def model(device):
     types = [(dtype, SHAPE) for dtype in DTYPES] + [(DType.float32, (7, 1000))]

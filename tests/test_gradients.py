@@ -132,6 +132,38 @@ def test_logsumexp(device, dtype, shape, axis):
     close(y, expected, scale=4)
 
 
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    # The last parts of these rows end where whole vectors do, and with less.
+    [
+        (8704, np.float32),
+        (65_024, np.float32),
+        (2**20 + 512, np.float32),
+        (128_000, ml_dtypes.bfloat16),
+        (50_257, np.float32),
+    ],
+)
+def test_a_nan_is_not_lost_in_a_long_row(device, n, dtype):
+    x = np.zeros((6, n), dtype)
+    for row, place in enumerate((0, n - 600, n - 1)):
+        x[row, place] = np.nan
+    x[1, n - 599 :] = -np.inf
+    x[3, 3], x[3, n - 2] = np.nan, np.inf
+    x[4, 3:] = -np.inf
+    target = np.zeros(len(x), np.int64)
+    m, d = maxsoftmax.max_sum(x, device=device)
+    assert np.isnan(np.asarray(d, np.float64)[:4]).all()
+    for y in (
+        maxsoftmax.logsumexp(x, device=device),
+        maxsoftmax.cross_entropy(x, target, reduction="none", device=device),
+        maxsoftmax.softmax(x, device=device)[:, 0],
+        maxsoftmax.log_softmax(x, device=device)[:, 0],
+    ):
+        np.testing.assert_array_equal(np.isnan(np.asarray(y, np.float64)), [True] * 4 + [False] * 2)
+    np.testing.assert_array_equal(np.asarray(m, np.float64)[4:], [0, 0])
+    np.testing.assert_array_equal(np.asarray(d, np.float64)[4:], [3, n])
+
+
 def test_logsumexp_of_special_values(device):
     inf, nan = np.inf, np.nan
     x = np.array([[-inf, 0, 1], [nan, 0, 1], [inf, 0, 1], [-inf] * 3, [inf, -inf, nan]], np.float32)

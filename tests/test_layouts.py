@@ -573,7 +573,7 @@ def test_producers_that_are_read_only_or_have_gaps(seen):
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        (lambda x: x.astype(np.complex64), "x has dtype complex64, but softmax takes float16"),
+        (lambda x: x.astype(np.complex64), "x has dtype complex64, but the kernels take float16"),
         (lambda x: x.astype(np.complex128), "x has dtype complex128"),
     ],
 )

@@ -375,7 +375,7 @@ def test_a_graph_refuses_what_does_not_fit():
     types = [TensorType(DType.float32, ("a", "b"), DeviceRef.CPU()), TensorType(DType.int32, ("a",), DeviceRef.CPU())]
     with Graph("bad", input_types=types):
         x, integers = (value.tensor for value in Graph.current.inputs)
-        with pytest.raises(TypeError, match="x has dtype int32, but softmax takes float32"):
+        with pytest.raises(TypeError, match="x has dtype int32, but the kernels take float32"):
             maxsoftmax.ops.sparsemax(integers)
         with pytest.raises(ValueError, match="axis 2 is out of bounds for x of rank 2"):
             maxsoftmax.ops.sparsemax(x, 2)

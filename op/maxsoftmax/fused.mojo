@@ -87,7 +87,7 @@ def masked_softmax[
         target: Where to compute: "cpu" or "gpu".
         axis: Which axis sums to 1, counted from 0.
         causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
-        masked: Whether a row of nothing but -inf gives 0, not NaN.
+        masked: Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN.
         has_sink: Whether there is one more logit a row, in the denominator only.
         has_epilogue_fusion: Whether MAX fused anything into the output.
         finish: What of each row is written: an element for each of its own.

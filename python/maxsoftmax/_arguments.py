@@ -90,7 +90,7 @@ def check_dtype(dtype: DType, name: str = "x") -> None:
         TypeError: If it is not one of `DTYPES`.
     """
     if dtype.name not in FLOATS:
-        raise TypeError(f"{name} has dtype {dtype.name}, but softmax takes {', '.join(FLOATS)}")
+        raise TypeError(f"{name} has dtype {dtype.name}, but the kernels take {', '.join(FLOATS)}")
 
 
 def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:

@@ -49,9 +49,9 @@ def softmax(
     """Adds softmax along one axis to the graph that is being built.
 
     Computes exp(z - max z) / (Σ exp(z - max z) + exp(sink - max z)) along `axis`, in float32 or wider, where z is
-    (x · scale + mask) / temperature. The kernel runs where `x` lives, and computes z as it reads `x`, as well as what
-    MAX can fuse of how the graph computes `x`. The graph should be given `maxsoftmax.extension()` in its
-    `custom_extensions`; one that was not is given it here.
+    (x · scale + mask) / temperature. The kernel runs where `x` lives, and computes z as it reads `x`, as well as, by
+    "auto", what MAX can fuse of how the graph computes `x`. The graph should be given `maxsoftmax.extension()` in
+    its `custom_extensions`; one that was not is given it here.
 
     Args:
         x: Logits: any rank from 1, any dimensions (static or symbolic, 0 included); float32, bfloat16, float16 or
@@ -100,7 +100,8 @@ def softmax(
 def log_softmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
     """Adds the logarithm of softmax along one axis to the graph that is being built.
 
-    Computes (x - max x) - ln Σ exp(x - max x) along `axis`, with the kernels of softmax.
+    Computes (x - max x) - ln Σ exp(x - max x) along `axis`, with the kernels of softmax, which compute as they read and
+    write what MAX can fuse of how the graph computes `x`, or of what it computes of the result.
 
     Args:
         x: Logits, as for `softmax`.

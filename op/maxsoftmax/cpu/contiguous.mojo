@@ -166,8 +166,13 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                             comptime if keeps or not whole:
                                 if keeps == Bool(kept):
                                     self._divide[keeps](place, portion, kept)
+            elif Self.S.is_computed:
+                var kept = self._kept(first + i, i, room)
+                comptime for keeps in [True, False]:
+                    if keeps == Bool(kept):
+                        self._write[keeps](place, row, kept)
             else:
-                self._write(place, row)
+                self._write[False](place, row, None)
 
     @inline(.always)
     def _rows(self, bundle: Int) -> Tuple[Int, Int]:
@@ -202,7 +207,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     def _kept(
         self, row: Int, i: Int, room: Room[Self.accum]
     ) -> Room[Self.accum]:
-        """Returns where the exponentials of a row, the bundle's row `i`, wait between the passes, if anywhere.
+        """Returns where the exponentials of a row, the bundle's row `i`, or what was computed of it, wait between the passes, if
+        anywhere.
         """
         if not self._stays():
             return None
@@ -282,9 +288,9 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             var e_x = unit.exp(values)
             comptime if n == Self.step:
                 x.prefetch[Self.step, READ_AHEAD](i, 0)
-            comptime if keeps:
+            comptime if keeps and Self.O.divides:
                 store_plain(kept.value().unsafe_offset(i), e_x, count)
-            elif more and n == Self.step:
+            elif more and not keeps and n == Self.step:
                 y.prefetch[Self.step, WRITE_AHEAD](i, 0)
             d.add(fold_sum[Self.width](e_x))
 
@@ -354,20 +360,38 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             )
 
     @inline(.always)
-    def _write(self, place: Place, total: Self.Pair):
-        """Writes what the elements of a span turn into."""
+    def _write[
+        keeps: Bool
+    ](self, place: Place, total: Self.Pair, kept: Room[Self.accum]):
+        """Writes what the elements of a span turn into, of what was kept of them or is read again.
+        """
         var x = self.source.row(place.row, 0)
         var y = self.target.row(place.row, 0)
         var state = self.operation.state(total, place)
 
         @inline(.always)
         def turn[n: SIMDLength](i: Int, count: Int) {imm}:
-            var values = x.load[Self.accum, n](i, 0, count)
+            var values: SIMD[Self.accum, n]
+            comptime if keeps:
+                values = load_plain[n](kept.value().unsafe_offset(i), count)
+            else:
+                values = x.load[Self.accum, n](i, 0, count)
             var other = x.load_other[Self.accum, n](i, 0, count)
             comptime if n == Self.step:
                 x.prefetch[Self.step, READ_AHEAD](i, 0)
                 y.prefetch[Self.step, WRITE_AHEAD](i, 0)
             y.store(i, 0, count, self.operation.result(state, values, other))
 
-        _ = each[Self.step, Self.width](turn, place.start, place.end, place.end)
+        @inline(.always)
+        def turn_nothing[n: SIMDLength](i: Int, count: Int) {imm}:
+            var values = SIMD[Self.accum, n](neg_inf[Self.accum]())
+            y.store(i, 0, count, self.operation.result(state, values, values))
+
+        var i = each[Self.step, Self.width](
+            turn, place.start, self._stop(x, place.end), place.end
+        )
+        comptime if Self.S.is_computed:
+            _ = each[Self.step, Self.width](
+                turn_nothing, max(i, place.start), place.end, place.end
+            )
         self.operation.correct(state, place)

@@ -1,4 +1,4 @@
-"""Which backward kernel takes which shape: the table of `choose`, at half the vectors, since there are two inputs."""
+"""Which backward kernel takes which shape: the table of `dispatch`, at half the vectors, since there are two inputs."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -62,7 +62,7 @@ def _contiguous[
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
     comptime width = VECTOR_BYTES // size_of[dtype]()
-    # As in `choose`.
+    # As in `dispatch`.
     comptime slots = (
         gpu.shared_memory_per_multiprocessor - 16 * 1024
     ) // VECTOR_BYTES

@@ -64,7 +64,7 @@ def fused[
         finish: What of each row is written: an element for each of its own.
 
     Args:
-        y: Probabilities, in no memory that is read for `x`.
+        y: Probabilities, or their logarithms, in no memory that is read for `x`.
         x: Logits.
         sink: The additional logits, one a row.
         queue: Where kernels are launched.

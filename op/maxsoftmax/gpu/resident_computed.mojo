@@ -106,7 +106,7 @@ def resident_computed_kernel[
         width: Elements a vector, of which `n` is a multiple.
 
     Args:
-        y: Probabilities.
+        y: Probabilities, or their logarithms.
         x: Logits.
         sink: The additional logits.
         rows: How many.

@@ -1,7 +1,7 @@
 """The fast kernel along an axis that is not the last, for what fits on the chip: one read and one write an element.
 
 It is `resident` turned: the vectors of a thread are `inner` apart, and the lanes of a vector are rows of their own, each
-with its own maximum and sum. See `column_part` for who takes what. Logits in memory are kept as they are, and those that
+with its own maximum and sum. See `partition/strided` for who takes what. Logits in memory are kept as they are, and those that
 exceed the registers are copied into slots asynchronously; logits that are computed as they are read are computed once, and
 kept widened in registers, narrow in slots.
 """

@@ -9,7 +9,6 @@ The second launch goes through a row backwards, so that what was read last, and 
 
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,

@@ -1,5 +1,5 @@
-"""Logits that are computed as they are read, of rows that do not fit on the chip: once for the sum, and again for the
-probabilities.
+"""Logits that are computed as they are read, of rows that do not fit on the chip: once for the sum, and again for
+probabilities or their logarithms.
 """
 
 from std.utils.numerics import neg_inf
@@ -64,7 +64,7 @@ def streaming_computed_kernel[
         width: Elements a vector, of which `n` is a multiple.
 
     Args:
-        y: Probabilities.
+        y: Probabilities, or their logarithms.
         x: Logits.
         sink: The additional logits.
         rows: How many; block b takes row b and every gridDim-th after it.

@@ -3,6 +3,7 @@
 from std.math import exp2
 from std.sys import size_of
 from std.utils.numerics import neg_inf
+from max.gpu import WARP_SIZE
 
 from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
@@ -203,7 +204,9 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         comptime for j in range(1, count):
             largest = maximum(largest, x[j])
         # All lanes have one maximum: which elements are one lane's follows from where the row begins.
-        var m = largest_of_lanes[LANES](largest_lane(largest).cast[F]())
+        var found = largest_of_lanes[LANES](largest_lane(largest).cast[F]())
+        # NaN stays, whatever follows.
+        var m = maximum(self.m, found)
         # After the first few vectors hardly ever.
         if not m <= self.m:
             var nothing = self.m == neg_inf[F]()
@@ -259,7 +262,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         return Pair(
             m,
             team_reduce[block_size, total](
-                scratch.unsafe_offset(block_size // 32), thread, d
+                scratch.unsafe_offset(block_size // WARP_SIZE), thread, d
             ),
         )
 

@@ -41,7 +41,7 @@ struct Logits[
     var shape: IndexList[Self.rank]
     """The tensor's shape."""
     var masked: Bool
-    """Whether a row of nothing but -inf gives 0, not NaN."""
+    """Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN."""
     var beyond: Int
     """How many elements after the diagonal take part, where there is one."""
 

@@ -310,7 +310,7 @@ struct QuickScale(TrivialRegisterPassable):
     """Exponentials in float32 of two operations: e^(x - m), where m is the largest x, times a factor that all of them share.
 
     The product x·log2 e is not rounded before a constant near m·log2 e is subtracted; what that constant differs by is the factor.
-    The relative error is below 2^-22 + 2^-23 · |x - m|, and 2^-20 more where |m| is above 2^24: enough for a sum that only its
+    The relative error is below 2^-22 + 2^-23 · |x - m|, and 2^-19 more where |m| is above 2^24: enough for a sum that only its
     logarithm is needed of.
     """
 
@@ -322,8 +322,8 @@ struct QuickScale(TrivialRegisterPassable):
     @inline(.always)
     def __init__(out self, m: Float32):
         """The scale of maximum `m`; any if it is -inf."""
-        # Numbers that are this large are 16 or more apart, and the exponent that is left of m at most as much.
-        comptime large = Float32(1 << 28)
+        # Numbers that are this large are 32 or more apart, and the exponent that is left of m at most as much.
+        comptime large = Float32(1 << 29)
         comptime huge = bitcast[DType.float32](UInt32((127 + 100) << 23))
         comptime tiny = bitcast[DType.float32](UInt32((127 - 60) << 23))
         var size = abs(m)

@@ -76,7 +76,7 @@ def floats(x: Any, name: str, reader: Reader = MAX) -> Array:
     if found.dtype in FLOATS:
         return found
     if found.dtype != "bool" and not found.dtype.startswith(("int", "uint")):
-        raise TypeError(f"{name} has dtype {found.dtype}, but softmax takes {ALLOWED}")
+        raise TypeError(f"{name} has dtype {found.dtype}, but the kernels take {ALLOWED}")
     return of_numpy(as_floats(view(devices.fetched(found)), name))
 
 
@@ -139,7 +139,7 @@ def as_floats(x: Any, name: str = "x") -> np.ndarray:
     native = array.dtype.newbyteorder("=")
     if native.name not in FLOATS:
         hint = "; bfloat16 comes out of a .npy file as |V2: view it as ml_dtypes.bfloat16" if native == "V2" else ""
-        raise TypeError(f"{name} has dtype {array.dtype}, but softmax takes {ALLOWED}{hint}")
+        raise TypeError(f"{name} has dtype {array.dtype}, but the kernels take {ALLOWED}{hint}")
     return array.astype(native, copy=False)
 
 
@@ -232,8 +232,7 @@ def namespaces(x: Any) -> list[Any]:
 def _check_no_value(x: Any, name: str) -> None:
     graph = sys.modules.get("max.graph")
     if graph is not None and isinstance(x, graph.Value):
-        where = "maxsoftmax.ops.softmax" if name == "x" else "maxsoftmax.ops"
-        raise TypeError(f"{name} is a value of a graph, not an array: use {where}")
+        raise TypeError(f"{name} is a value of a graph, not an array: use the function of this name in maxsoftmax.ops")
 
 
 def _refuse(x: Any, name: str, error: Exception) -> NoReturn:

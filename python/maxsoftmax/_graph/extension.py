@@ -96,8 +96,11 @@ def drop_into(graph: Graph) -> None:
         graph: Any graph; it may load `dropin()` already.
 
     Raises:
+        TypeError: If it is no graph.
         CompilerError: If `dropin()` does not compile.
     """
+    if not hasattr(graph, "_import_kernels"):
+        raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
     graph._import_kernels([dropin()])
 
 

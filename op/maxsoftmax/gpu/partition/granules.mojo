@@ -9,6 +9,7 @@ same time, and which chains these are is only turned by `shift`, which `turned` 
 
 from std.memory import bitcast
 from std.sys import size_of
+from max.gpu import lane_id
 from max.gpu.primitives import warp
 
 from ...io.rows import Source
@@ -61,12 +62,6 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
         self.tail = Int32((n + shift) % Self.width)
 
     @inline(.always)
-    def skip(mut self, count: Int):
-        """Leaves out so many granules."""
-        self.first = self.first.unsafe_offset(count * Self.width)
-        self.count -= Int32(count)
-
-    @inline(.always)
     def whole(self, i: Int) -> Granule[Self.dtype]:
         """Returns granule `i`, which does not reach beyond the row."""
         return self.first.unsafe_load[width=Self.width, alignment=VECTOR_BYTES](
@@ -116,6 +111,10 @@ def caught_up[
 ]:
     """Returns a thread's granule with the elements of its next one where it is behind.
 
+    Parameters:
+        dtype: Dtype of the row.
+        width: Elements of a granule.
+
     Args:
         granule: The one.
         next: The other.
@@ -145,12 +144,11 @@ def turned[
     """
     if shift == 0:
         return chains
+    # The team may be a part of a warp.
+    var next = (lane_id() & ~(lanes - 1)) + ((lane + 1) & (lanes - 1))
     var all = chains.join(chains)
     comptime for i in range(Int(width)):
-        all[Int(width) + i] = warp.shuffle_idx(
-            chains[i],
-            UInt32((lane & ~(lanes - 1)) + ((lane + 1) & (lanes - 1))),
-        )
+        all[Int(width) + i] = warp.shuffle_idx(chains[i], UInt32(next))
     comptime for bit in reversed(range(3 if Int(width) == 8 else 2)):
         comptime step = 1 << bit
         if Int(shift) & step != 0:

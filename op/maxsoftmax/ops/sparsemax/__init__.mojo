@@ -13,7 +13,7 @@ rounding did to earlier steps is made up for.
 
 Special values need no branches of their own: for NaN, +inf and a row of nothing but -inf some z is NaN, and so is the sum.
 
-The bits of a row depend on its elements, its length and its dtype. Which chain of additions an element belongs to follows from
+The bits of a row depend on its elements, its length, its dtype, and whether it lies along the last axis. Which chain of additions an element belongs to follows from
 its index, and chains merge in a fixed order.
 """
 

@@ -1,7 +1,6 @@
 """Sparsemax of rows along another axis on a CPU: the lanes of a vector are the same element of neighbouring rows.
 """
 
-from std.math import ceildiv
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 

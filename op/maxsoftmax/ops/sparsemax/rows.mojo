@@ -288,10 +288,13 @@ def rows_on_cpu[R: SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
         @inline(.always)
         def whole(i: Int) {imm}:
             var row = first.at(i)
-            var large = row.largest(0, n)
-            var m = fold_max[1](large)
-            var threshold = threshold_of(large - m)
-            threshold.go_on()
+            var m = Scalar[R.accum](0)
+            var threshold = Threshold[R.accum, 1]()
+            comptime if R.steps > 1:
+                var large = row.largest(0, n)
+                m = fold_max[1](large)
+                threshold = threshold_of(large - m)
+                threshold.go_on()
             var found = Support[R.accum](0, 0)
             for _ in range(R.steps):
                 var total = Total[R.accum]()
@@ -325,13 +328,16 @@ def rows_on_cpu[R: SpannedRow, //](first: R, rows: Rows, queue: Queue) raises:
                 start, min(start + SPAN, n)
             )
 
-        share_tasks(look, spans, n, queue)
-        var large = Group(neg_inf[R.accum]())
-        for span in range(spans):
-            large = larger(large_of[unsafe_offset=span], large)
-        var m = fold_max[1](large)
-        var threshold = threshold_of(large - m)
-        threshold.go_on()
+        var m = Scalar[R.accum](0)
+        var threshold = Threshold[R.accum, 1]()
+        comptime if R.steps > 1:
+            share_tasks(look, spans, n, queue)
+            var large = Group(neg_inf[R.accum]())
+            for span in range(spans):
+                large = larger(large_of[unsafe_offset=span], large)
+            m = fold_max[1](large)
+            threshold = threshold_of(large - m)
+            threshold.go_on()
         var found = Support[R.accum](0, 0)
         for _ in range(R.steps):
             var current = threshold
