@@ -56,6 +56,7 @@ def auto[
 def _contiguous[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Rows along the last axis: parameters and arguments are as of `auto`."""
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
     # Vectors in slots of one multiprocessor; what a few blocks have of static memory, and the driver keeps, is left.

@@ -59,6 +59,8 @@ def _contiguous[
     rows: Rows,
     queue: Queue,
 ) raises:
+    """Rows along the last axis: parameters and arguments are as of `backward`.
+    """
     comptime gpu = DeviceContext.default_device_info
     comptime wide = size_of[dtype]() > 2
     comptime width = VECTOR_BYTES // size_of[dtype]()

@@ -291,6 +291,14 @@ def merge_kernel[
     S: Sums
 ](result: Target[DType.float32], pairs: Pairs, units: Int64):
     """Second launch where nothing else is written: a row's (m, d), a block for each.
+
+    Parameters:
+        S: What was summed.
+
+    Args:
+        result: (m, d) of each row.
+        pairs: One a unit.
+        units: How many units a row has.
     """
     var thread = Int(thread_idx.x)
     var row = Int(block_idx.x)
@@ -479,6 +487,17 @@ def _launch_units[
     queue: Queue,
 ) raises:
     """Enqueues the first launch, with as many blocks a row as the GPU holds and the row has work for.
+
+    Parameters:
+        S: What is summed.
+
+    Args:
+        pairs: Where those of the units go.
+        x: The first input.
+        other: The second, if there are two, aligned as `x` is.
+        rows: Rows along the last axis.
+        units: How each is divided.
+        queue: Where the kernel is launched.
     """
     var held = _held[S](queue)
     var blocks = min(

@@ -35,7 +35,9 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
     comptime Values = SIMD[DType.float32, Self.width]
 
     var m: Self.Values
+    """The maximum."""
     var d: Self.Values
+    """The sum."""
 
     @inline(.always)
     def __init__(out self, m: Self.Values, d: Self.Values):

@@ -274,6 +274,15 @@ def rows_on_gpu[
     dtype: DType, //
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Computes sparsemax along the last axis: threads and vectors by the length of the rows alone.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+
+    Args:
+        y: Probabilities, not in the memory of `x`.
+        x: Logits.
+        rows: Rows along the last axis.
+        queue: Where kernels are launched.
     """
     comptime width = vector_of[dtype, True]()
     comptime wide = size_of[accumulator[dtype]()]() // 4
@@ -312,6 +321,15 @@ def columns_on_gpu[
     dtype: DType, //
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Computes sparsemax along an axis that is not the last: threads a row by the length of the rows alone.
+
+    Parameters:
+        dtype: Dtype of both tensors.
+
+    Args:
+        y: Probabilities, not in the memory of `x`.
+        x: Logits.
+        rows: Rows along any axis.
+        queue: Where kernels are launched.
     """
     var columns = min(TOGETHER, next_power_of_two(rows.inner))
 
@@ -347,6 +365,17 @@ def gradients_on_gpu[
     queue: Queue,
 ) raises:
     """Computes the gradient of sparsemax: threads a row by the length of the rows alone.
+
+    Parameters:
+        dtype: Dtype of all tensors.
+        contiguous: Whether rows are along the last axis.
+
+    Args:
+        dx: Gradient of the logits.
+        y: Results of the forward op.
+        dy: Their gradient.
+        rows: How the memory is divided into rows.
+        queue: Where kernels are launched.
     """
     var outer, inner, columns = rows.count(), 1, 1
     comptime if not contiguous:

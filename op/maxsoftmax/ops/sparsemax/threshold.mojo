@@ -10,7 +10,12 @@ comptime MOST_STEPS = 128
 def positive[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns the values that are above 0 or NaN, and 0 for the rest."""
+    """Returns the values that are above 0 or NaN, and 0 for the rest.
+
+    Parameters:
+        dtype: Dtype of the values.
+        width: How many.
+    """
     return values.le(0).select(SIMD[dtype, width](0), values)
 
 
@@ -118,7 +123,11 @@ struct Support[dtype: DType](TrivialRegisterPassable):
 def merged[
     dtype: DType
 ](a: Support[dtype], b: Support[dtype]) -> Support[dtype]:
-    """Returns the support of two parts of a row."""
+    """Returns the support of two parts of a row.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+    """
     return {a.sum + b.sum, a.count + b.count}
 
 
@@ -142,7 +151,11 @@ def threshold_of[
 
 @inline(.always)
 def mean_of[dtype: DType, //](found: Support[dtype]) -> Scalar[dtype]:
-    """Returns the mean over a support; anything where there is none."""
+    """Returns the mean over a support; anything where there is none.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+    """
     return found.sum / found.count.cast[dtype]()
 
 
@@ -151,6 +164,14 @@ def term[
     dtype: DType, width: SIMDLength, //
 ](y: SIMD[dtype, width], dy: SIMD[dtype, width]) -> SIMD[dtype, width]:
     """Returns what elements add to the sum of gradients over the support; NaN for NaN, so that its row is.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+        width: How many.
+
+    Args:
+        y: Results of the forward op.
+        dy: Their gradient.
     """
     return gradient_where(y, dy + (y - y))
 
@@ -159,5 +180,14 @@ def term[
 def gradient_where[
     dtype: DType, width: SIMDLength, //
 ](y: SIMD[dtype, width], values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns the values where `y` is above 0 or NaN, and 0 elsewhere."""
+    """Returns the values where `y` is above 0 or NaN, and 0 elsewhere.
+
+    Parameters:
+        dtype: The accumulator's dtype.
+        width: How many.
+
+    Args:
+        y: Results of the forward op.
+        values: As many values.
+    """
     return y.le(0).select(SIMD[dtype, width](0), values)
