@@ -5,5 +5,4 @@ from .dispatch import auto
 from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .dispatch_computed import fused
 from .softmax import softmax

@@ -230,19 +230,19 @@ def _units[
         if next >= (unit + 1) * rounds or next * LANES > Int(a.count):
             following += step
             next = following * rounds
+        var x_next = Read(fill=Granule[S.dtype](S.filler()))
         comptime if S.ahead:
             # Under way while what is there is added.
-            var x_next = Read(fill=Granule[S.dtype](S.filler()))
             if following < units:
                 x_next = load(a, next)
-            sums.add(taken(x), taken(x))
-            x = x_next^
         else:
             x = load(a, at)
-            comptime if S.inputs == 2:
-                sums.add(taken(x), taken(load(b, at)))
-            else:
-                sums.add(taken(x), taken(x))
+        var mine = taken(x)
+        comptime if S.inputs == 2:
+            sums.add(mine, taken(load(b, at)))
+        else:
+            sums.add(mine, mine)
+        x = x_next^
         if following != unit:
             leave(unit, sums.of_unit(a.shift, lane))
             sums = S()
@@ -280,7 +280,7 @@ def _merged[
     comptime for j in range(most):
         if j < count:
             mine[j] = pairs[unsafe_offset=thread + j * S.block_size]
-    return S.merged[S.block_size](mine, count, scratch, thread)
+    return S.merged(mine, count, scratch, thread)
 
 
 @__llvm_metadata(

@@ -94,7 +94,7 @@ trait Sums(TrivialRegisterPassable):
 
     @staticmethod
     def merged[
-        block_size: Int, most: Int
+        most: Int, //
     ](
         pairs: Array[Pair[], most],
         count: Int,
@@ -104,7 +104,6 @@ trait Sums(TrivialRegisterPassable):
         """Returns what all threads of a block have together, the same bits for each.
 
         Parameters:
-            block_size: Threads a block.
             most: Pairs a thread, at most.
 
         Args:
@@ -243,7 +242,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     @staticmethod
     @inline(.always)
     def merged[
-        block_size: Int, most: Int
+        most: Int, //
     ](
         pairs: Array[Pair[], most],
         count: Int,
@@ -253,7 +252,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         var m = pairs[0].m
         comptime for j in range(1, most):
             m = maximum(m, pairs[j].m)
-        m = team_reduce[block_size, greater](scratch, thread, m)
+        m = team_reduce[Self.block_size, greater](scratch, thread, m)
         var scale = Self.S(m)
         var d = Float32(0)
         comptime for j in range(most):
@@ -261,8 +260,8 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
                 d += pairs[j].sum_over(scale)
         return Pair(
             m,
-            team_reduce[block_size, total](
-                scratch.unsafe_offset(block_size // WARP_SIZE), thread, d
+            team_reduce[Self.block_size, total](
+                scratch.unsafe_offset(Self.block_size // WARP_SIZE), thread, d
             ),
         )
 
@@ -329,7 +328,7 @@ struct Products[of: DType, log: Bool](Sums):
     @staticmethod
     @inline(.always)
     def merged[
-        block_size: Int, most: Int
+        most: Int, //
     ](
         pairs: Array[Pair[], most],
         count: Int,
@@ -340,7 +339,8 @@ struct Products[of: DType, log: Bool](Sums):
         comptime for j in range(1, most):
             sum += pairs[j].m
         return Pair(
-            team_reduce[block_size, total](scratch, thread, sum), Float32(0)
+            team_reduce[Self.block_size, total](scratch, thread, sum),
+            Float32(0),
         )
 
 

@@ -129,16 +129,19 @@ def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
 # The gradients, and theirs. A context has all tensors that they need, and what was chosen beside.
 
 
-def of_softmax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the gradient of softmax."""
-    (y,), (dim,) = ctx.saved_tensors, ctx.choices
-    return softmax_backward(y, dy, dim), None
+def _of_result(backward: Callable[..., torch.Tensor]) -> Callable[..., tuple[Any, ...]]:
+    """Returns the gradient of what has one that is made of its result."""
+
+    def of(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (y,), (dim,) = ctx.saved_tensors, ctx.choices
+        return backward(y, dy, dim), None
+
+    return of
 
 
-def of_log_softmax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the gradient of the logarithm of softmax."""
-    (y,), (dim,) = ctx.saved_tensors, ctx.choices
-    return log_softmax_backward(y, dy, dim), None
+of_softmax = _of_result(softmax_backward)
+of_log_softmax = _of_result(log_softmax_backward)
+of_sparsemax = _of_result(sparsemax_backward)
 
 
 def of_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
@@ -157,12 +160,6 @@ def of_log_softmax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     (y, dy), (dim,) = ctx.saved_tensors, ctx.choices
     weighted = g * y.exp()
     return -weighted * dy.sum(dim, keepdim=True), g - weighted.sum(dim, keepdim=True), None
-
-
-def of_sparsemax(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the gradient of sparsemax."""
-    (y,), (dim,) = ctx.saved_tensors, ctx.choices
-    return sparsemax_backward(y, dy, dim), None
 
 
 def of_sparsemax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
@@ -194,72 +191,39 @@ def of_cross_entropy_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     return by_x, None, None, by_dloss, None, None, None
 
 
-class _Softmax(torch.autograd.Function):  # type: ignore[misc]
-    """Softmax with a gradient."""
+def _keeping_result(name: str, compute: Callable[..., torch.Tensor], gradient: Callable[..., Any]) -> Any:
+    """Returns a `torch.autograd.Function` of logits and a dimension that keeps its result."""
 
-    @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keeps the result, of which the gradient is made."""
-        y = direct.softmax(x, dim)
+        y = compute(x, dim)
         ctx.save_for_backward(y)
         ctx.choices = (dim,)
         return y
 
-    backward = staticmethod(of_softmax)
+    return _function(name, forward, gradient)
 
 
-class _LogSoftmax(torch.autograd.Function):  # type: ignore[misc]
-    """The logarithm of softmax with a gradient."""
+def _keeping_both(name: str, compute: Callable[..., torch.Tensor], gradient: Callable[..., Any]) -> Any:
+    """Returns a `torch.autograd.Function` of a result, its gradient and a dimension that keeps these two."""
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keeps the result, of which the gradient is made."""
-        y = direct.log_softmax(x, dim)
-        ctx.save_for_backward(y)
-        ctx.choices = (dim,)
-        return y
-
-    backward = staticmethod(of_log_softmax)
-
-
-class _SoftmaxBackward(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient of softmax with a gradient."""
-
-    @staticmethod
     def forward(ctx: Any, y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keeps both."""
         ctx.save_for_backward(y, dy)
         ctx.choices = (dim,)
-        return direct.softmax_backward(y, dy, dim)
+        return compute(y, dy, dim)
 
-    backward = staticmethod(of_softmax_backward)
-
-
-class _LogSoftmaxBackward(torch.autograd.Function):  # type: ignore[misc]
-    """The gradient of the logarithm of softmax with a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keeps both."""
-        ctx.save_for_backward(y, dy)
-        ctx.choices = (dim,)
-        return direct.log_softmax_backward(y, dy, dim)
-
-    backward = staticmethod(of_log_softmax_backward)
+    return _function(name, forward, gradient)
 
 
-class _Sparsemax(torch.autograd.Function):  # type: ignore[misc]
-    """Sparsemax with a gradient."""
+def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    parts = {"__module__": __name__, "forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(torch.autograd.Function)(name, (torch.autograd.Function,), parts)
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keeps the result, of which the gradient is made."""
-        y = direct.sparsemax(x, dim)
-        ctx.save_for_backward(y)
-        ctx.choices = (dim,)
-        return y
 
-    backward = staticmethod(of_sparsemax)
+_Softmax = _keeping_result("_Softmax", direct.softmax, of_softmax)
+_LogSoftmax = _keeping_result("_LogSoftmax", direct.log_softmax, of_log_softmax)
+_Sparsemax = _keeping_result("_Sparsemax", direct.sparsemax, of_sparsemax)
+_SoftmaxBackward = _keeping_both("_SoftmaxBackward", direct.softmax_backward, of_softmax_backward)
+_LogSoftmaxBackward = _keeping_both("_LogSoftmaxBackward", direct.log_softmax_backward, of_log_softmax_backward)
 
 
 class _SparsemaxBackward(torch.autograd.Function):  # type: ignore[misc]
