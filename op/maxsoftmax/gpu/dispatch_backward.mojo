@@ -1,10 +1,12 @@
-"""Which backward kernel takes which shape: the table of `dispatch`, at half the vectors, since there are two inputs."""
+"""Which backward kernel takes which shape: the tables of `dispatch` and of `dispatch_strided`, at half the vectors, since
+there are two inputs."""
 
 from std.math import ceildiv
 from std.sys import size_of
 from max.gpu.host import DeviceContext
 
 from ..queue import Queue
+from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
 from .fallback_backward import fallback_backward
 from .resident_backward import (
@@ -12,9 +14,14 @@ from .resident_backward import (
     resident_backward,
     resident_backward_cluster,
 )
+from .resident_strided_backward import (
+    resident_strided_backward,
+    strided_backward_room,
+)
 from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
 from .streaming_operations import Gradients, Products
 from .streaming import streaming
+from .streaming_strided_backward import streaming_strided_backward
 from .partition.stripe import VECTOR_BYTES
 
 
@@ -41,8 +48,10 @@ def backward[
         rows: How the memory is divided into rows, none of them empty.
         queue: Where kernels are launched.
     """
-    comptime if dtype == DType.float64 or not contiguous:
+    comptime if dtype == DType.float64:
         fallback_backward[dtype, log](dx, y, dy, rows, queue)
+    elif not contiguous:
+        _strided[dtype, log](dx, y, dy, rows, queue)
     else:
         if (Int(y) - Int(dy)) % VECTOR_BYTES == 0:
             _contiguous[dtype, log](dx, y, dy, rows, queue)
@@ -161,3 +170,139 @@ def _contiguous[
         streaming[Products[dtype, log], Gradients[log, wide]](
             dx, y, dy, rows, queue
         )
+
+
+def _strided[
+    dtype: DType, log: Bool
+](
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Rows along another axis: parameters and arguments are as of `backward`.
+    """
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    comptime most = (1 << 31) - 1
+    if rows.n > most // 2 or rows.count() > most:
+        # The others count in 32 bits.
+        fallback_backward[dtype, log](dx, y, dy, rows, queue)
+    elif (
+        rows.inner % width == 0
+        and (Int(dx) | Int(y) | Int(dy)) % VECTOR_BYTES == 0
+    ):
+        _in_vectors[log](
+            MemoryTarget[dtype](dx),
+            MemorySource[dtype](y),
+            MemorySource[dtype](dy),
+            rows,
+            queue,
+        )
+    else:
+        _in_elements[log](
+            MemoryTarget[dtype](dx),
+            MemorySource[dtype](y),
+            MemorySource[dtype](dy),
+            rows,
+            queue,
+        )
+
+
+def _in_vectors[
+    dtype: DType, //, log: Bool
+](
+    dx: MemoryTarget[dtype],
+    y: MemorySource[dtype],
+    dy: MemorySource[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Columns that can be taken by the vector: from 65 positions on in pieces of 128 bytes.
+    """
+    comptime gpu = DeviceContext.default_device_info
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    comptime Room[lanes: Int, vectors: Int, resident: Int] = (
+        strided_backward_room(
+            lanes,
+            vectors,
+            resident,
+            width,
+            gpu.shared_memory_per_multiprocessor,
+        )
+    )
+    comptime room = Room[8, 4, 3]
+    comptime wide = Room[8, 8, 2]
+    comptime tall = Room[4, 8, 2]
+    if rows.n <= 4:
+        resident_strided_backward[log, 256, 4, 3, width](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= 16:
+        resident_strided_backward[log, 64, 4, 3, width](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= 64:
+        resident_strided_backward[log, 16, 4, 3, width](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= 128:
+        resident_strided_backward[log, 8, 4, 3, width](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= room:
+        resident_strided_backward[log, 8, 4, 3, width, True](
+            dx, y, dy, rows, queue
+        )
+        return
+    comptime if has_clusters():
+        if rows.n <= PORTABLE_BLOCKS * room:
+            resident_strided_backward[log, 8, 4, 3, width, True, True](
+                dx, y, dy, rows, queue, ceildiv(rows.n, room)
+            )
+            return
+        elif rows.n <= PORTABLE_BLOCKS * wide:
+            resident_strided_backward[log, 8, 8, 2, width, True, True](
+                dx, y, dy, rows, queue, PORTABLE_BLOCKS
+            )
+            return
+        elif rows.n <= PORTABLE_BLOCKS * tall:
+            resident_strided_backward[log, 4, 8, 2, width, True, True](
+                dx, y, dy, rows, queue, PORTABLE_BLOCKS
+            )
+            return
+    else:
+        if rows.n <= wide:
+            resident_strided_backward[log, 8, 8, 2, width, True](
+                dx, y, dy, rows, queue
+            )
+            return
+    streaming_strided_backward[log, 8, width](dx, y, dy, rows, queue)
+
+
+def _in_elements[
+    dtype: DType, //, log: Bool
+](
+    dx: MemoryTarget[dtype],
+    y: MemorySource[dtype],
+    dy: MemorySource[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Columns that have to be taken one by one."""
+    if rows.n <= 8:
+        resident_strided_backward[log, 256, 8, 4, 1](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= 64:
+        resident_strided_backward[log, 64, 16, 3, 1](dx, y, dy, rows, queue)
+        return
+    elif rows.n <= 128:
+        resident_strided_backward[log, 32, 16, 3, 1](dx, y, dy, rows, queue)
+        return
+    comptime if has_clusters():
+        if rows.n <= 128 * PORTABLE_BLOCKS:
+            resident_strided_backward[log, 32, 16, 3, 1, clustered=True](
+                dx, y, dy, rows, queue, ceildiv(rows.n, 128)
+            )
+            return
+    if rows.inner < 16:
+        # Neighbours are few; those of other positions are not far.
+        streaming_strided_backward[log, 8, 1](dx, y, dy, rows, queue)
+    else:
+        streaming_strided_backward[log, 32, 1](dx, y, dy, rows, queue)

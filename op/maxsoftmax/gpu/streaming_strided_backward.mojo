@@ -1,0 +1,272 @@
+"""The fast backward kernels along an axis that is not the last, for what does not fit on the chip: each element is read twice,
+and written once, in two launches.
+
+It is `streaming_strided` with two inputs and a single sum. Positions are summed in units whose length follows from that of the row
+alone, a block for each unit of a few vectors of columns, so that it makes no difference to a row's sum how many others there are.
+The second launch goes through everything backwards, so that what was read last, and is still in the last cache, is read first.
+"""
+
+from std.math import ceildiv
+from std.sys import size_of
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+
+from ..io.memory import MemorySource, MemoryTarget
+from ..io.rows import Rows
+from ..math.gradient import Gradient
+from ..math.online import Sum
+from ..queue import Queue
+from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.strided import COLUMN_THREADS, Scratch, StridedPart
+from .resident import add
+from .resident_strided_backward import add_terms
+from .streaming_strided import Floats, READING, span_length
+
+comptime UNIT = 512
+"""Positions of a unit, unless the row is longer than `MAX_UNITS` such units."""
+
+comptime MAX_UNITS = 512
+"""Most units of a row, which each block of the second launch merges."""
+
+
+def _unroll(width: Int) -> Int:
+    """Returns how many vectors of each input a thread has under way at a time.
+    """
+    return 4 if width > 1 else 8
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    `nvvm.minctasm`=SIMDLength(READING),
+)
+def strided_sums_kernel[
+    dtype: DType, log: Bool, lanes: Int, width: Int
+](
+    sums: Floats,
+    y: MemorySource[dtype],
+    dy: MemorySource[dtype],
+    total: Int64,
+    across: Int64,
+    n: Int64,
+    tiles: Int64,
+    length: Int64,
+):
+    """First launch: what each block's unit of its columns sums to.
+
+    Parameters:
+        dtype: Dtype of the tensors, of 4 bytes or 2.
+        log: Whether y are logarithms of probabilities, which are not looked at then.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector.
+
+    Args:
+        sums: Where they go: for each unit those of all columns.
+        y: Results of the forward op.
+        dy: Their gradient.
+        total: Vectors of columns, less than 2^31.
+        across: Those of a position.
+        n: Positions.
+        tiles: Blocks that a unit is shared by.
+        length: Positions of a unit.
+    """
+    comptime Raw = SIMD[dtype, width]
+    comptime unroll = _unroll(width)
+    var thread = Int(thread_idx.x)
+    var unit = UInt32(block_idx.x) // UInt32(tiles)
+    var index = (UInt32(block_idx.x) - unit * UInt32(tiles)) * UInt32(
+        lanes
+    ) + UInt32(thread % lanes)
+    var part = StridedPart[lanes, width, True](
+        index,
+        UInt32(total),
+        UInt32(across),
+        Int(n),
+        thread,
+        Int(unit),
+        Int(length),
+    )
+    var of_y = part.source(y)
+    var of_dy = part.source(dy)
+    pdl_wait()
+    var sum = Sum[DType.float32, width]()
+    var i = 0
+    while part.has(i):
+        var results = Array[Raw, unroll](fill=Raw(0))
+        var gradients = Array[Raw, unroll](fill=Raw(0))
+        comptime for j in range(unroll):
+            if part.has(i + j):
+                comptime if not log:
+                    results[j] = of_y.load[width](i + j)
+                gradients[j] = of_dy.load[width](i + j)
+        add_terms[log](sum, results, gradients)
+        i += unroll
+    var scratch = Scratch[lanes, width]()
+    var whole = scratch.reduce[False](thread, sum.value)
+    if thread < lanes and index < UInt32(total):
+        sums.unsafe_store[alignment=4 * width](
+            (Int(unit) * Int(total) + Int(index)) * width, whole
+        )
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    `nvvm.minctasm`=SIMDLength(READING),
+)
+def strided_gradients_kernel[
+    dtype: DType, log: Bool, lanes: Int, width: Int
+](
+    dx: MemoryTarget[dtype],
+    y: MemorySource[dtype],
+    dy: MemorySource[dtype],
+    sums: Floats,
+    total: Int64,
+    across: Int64,
+    n: Int64,
+    tiles: Int64,
+    share: Int64,
+    units: Int64,
+):
+    """Second launch: each block merges the sums of its columns, and writes its span of them.
+
+    Parameters:
+        dtype: Dtype of the tensors, of 4 bytes or 2.
+        log: Whether y are logarithms of probabilities.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector.
+
+    Args:
+        dx: Gradient of the logits.
+        y: Results of the forward op.
+        dy: Their gradient.
+        sums: What the first launch left.
+        total: Vectors of columns, less than 2^31.
+        across: Those of a position.
+        n: Positions.
+        tiles: Blocks that a span is shared by.
+        share: Positions a span.
+        units: How many there are.
+    """
+    comptime exact = size_of[dtype]() > 2
+    comptime F = DType.float32
+    comptime Raw = SIMD[dtype, width]
+    comptime unroll = _unroll(width)
+    var thread = Int(thread_idx.x)
+    # The last block's work is done first.
+    var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
+    var span = block // UInt32(tiles)
+    var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
+        thread % lanes
+    )
+    var part = StridedPart[lanes, width, True](
+        index,
+        UInt32(total),
+        UInt32(across),
+        Int(n),
+        thread,
+        Int(span),
+        Int(share),
+    )
+    var of_y = part.source(y)
+    var of_dy = part.source(dy)
+    var target = part.target(dx)
+    pdl_wait()
+    # Lanes beyond the last column read the last one's sums.
+    var column = Int(min(index, UInt32(total) - 1))
+    var sum = Sum[F, width]()
+    for unit in range(thread // lanes, Int(units), COLUMN_THREADS // lanes):
+        add[exact](
+            sum,
+            sums.unsafe_load[width=width, alignment=4 * width](
+                (unit * Int(total) + column) * width
+            ),
+        )
+    var scratch = Scratch[lanes, width]()
+    var gradient = Gradient[log, exact, F, width](
+        scratch.reduce[False](thread, sum.value)
+    )
+
+    for group in range(ceildiv(part.rounds(), unroll) - 1, -1, -1):
+        var results = Array[Raw, unroll](fill=Raw(0))
+        var gradients = Array[Raw, unroll](fill=Raw(0))
+        comptime for j in range(unroll):
+            if part.has(group * unroll + j):
+                results[j] = of_y.load[width](group * unroll + j)
+                gradients[j] = of_dy.load[width](group * unroll + j)
+        comptime for j in range(unroll):
+            if part.has(group * unroll + j):
+                target.store(
+                    group * unroll + j,
+                    gradient.of(
+                        results[j].cast[F](), gradients[j].cast[F]()
+                    ).cast[dtype](),
+                )
+
+
+def streaming_strided_backward[
+    dtype: DType, //, log: Bool, lanes: Int, width: Int
+](
+    dx: MemoryTarget[dtype],
+    y: MemorySource[dtype],
+    dy: MemorySource[dtype],
+    rows: Rows,
+    queue: Queue,
+) raises:
+    """Launches the two kernels.
+
+    Parameters:
+        dtype: Dtype of the tensors, of 4 bytes or 2.
+        log: Whether y are logarithms of probabilities.
+        lanes: Vectors of columns that a block takes, a power of two.
+        width: Columns a vector: a power of two.
+
+    Args:
+        dx: Gradient of the logits, not in the memory of `y` or `dy`.
+        y: Results of the forward op.
+        dy: Their gradient.
+        rows: Rows along any axis; all tensors can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        queue: Where kernels are launched.
+    """
+    var across = rows.inner // width
+    var total = rows.outer * across
+    var tiles = ceildiv(total, lanes)
+    var length = UNIT
+    while rows.n > length * MAX_UNITS:
+        length *= 2
+    var units = ceildiv(rows.n, length)
+    var memory = queue.scratch[DType.float32](units * total * width)
+    var sums = memory.pointer
+    queue.launch[strided_sums_kernel[dtype, log, lanes, width]](
+        sums,
+        y,
+        dy,
+        Int64(total),
+        Int64(across),
+        Int64(rows.n),
+        Int64(tiles),
+        Int64(length),
+        grid_dim=tiles * units,
+        block_dim=COLUMN_THREADS,
+        attributes=pdl_attributes(),
+    )
+    var share = span_length[lanes](rows.n, tiles, queue.sm_count())
+    queue.launch[strided_gradients_kernel[dtype, log, lanes, width]](
+        dx,
+        y,
+        dy,
+        sums,
+        Int64(total),
+        Int64(across),
+        Int64(rows.n),
+        Int64(tiles),
+        Int64(share),
+        Int64(units),
+        grid_dim=tiles * ceildiv(rows.n, share),
+        block_dim=COLUMN_THREADS,
+        attributes=pdl_attributes(),
+    )
+    _ = memory^
