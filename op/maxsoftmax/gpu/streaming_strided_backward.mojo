@@ -22,6 +22,7 @@ from ..math.gradient import Gradient
 from ..math.online import Sum
 from ..queue import Queue
 from .hardware.pdl import pdl_wait, pdl_attributes
+from .partition.row import again
 from .partition.strided import COLUMN_THREADS, Scratch, StridedPart
 from .resident import add
 from .resident_strided_backward import add_terms
@@ -202,7 +203,8 @@ def strided_gradients_kernel[
                 target.store(
                     group * unroll + j,
                     gradient.of(
-                        results[j].cast[F](), gradients[j].cast[F]()
+                        again(results[j]).cast[F](),
+                        again(gradients[j]).cast[F](),
                     ).cast[dtype](),
                 )
 
