@@ -93,3 +93,22 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
             rows = at(x[start:stop], shift)
             part = computed(rows, at(dy[start:stop], shift), target[start:stop])
             assert torch.equal(part, y[start:stop]), (start, stop, shift)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [50, 100, 400, 3000, 5000, 11_000, 60_000])
+@pytest.mark.parametrize(("inner", "columns"), [(264, 8), (265, 17)])
+def test_gradients_along_another_axis_have_the_same_bits_in_every_batch(n, inner, columns, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch  # noqa: F401
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    y, dy = torch.randn(2, 2, n, inner, device="cuda", generator=generator).to(getattr(torch, dtype))
+    # A NaN stays in its row.
+    y[1, n // 2, 16] = np.nan
+    dx = torch.ops.maxsoftmax.softmax_backward(y, dy, 1)
+    assert torch.isnan(dx).any(1).nonzero().tolist() == [[1, 16]]
+    for start in (0, 24, 32, inner - columns):
+        part = (slice(1), slice(None), slice(start, start + columns))
+        alone = torch.ops.maxsoftmax.softmax_backward(y[part].contiguous(), dy[part].contiguous(), 1)
+        assert torch.equal(alone, dx[part]), start

@@ -92,6 +92,25 @@ def test_backward(device, dtype, shape, axis, log):
     close(dx, expected, scale=max(1, np.abs(expected).max()))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    # Whole vectors beside each other, then columns one by one: from one position to more than a cluster holds.
+    [
+        *[(70, 1, 64), (9, 4, 40), (3, 13, 64), (2, 50, 72), (3, 128, 64), (2, 400, 40), (2, 3000, 72), (1, 5000, 40)],
+        *[(1, 11_000, 64), (1, 30_000, 40)],
+        *[(300, 1, 3), (9, 8, 33), (3, 50, 33), (5, 100, 7), (2, 1000, 33), (2, 3000, 33), (1, 20_000, 3)],
+    ],
+)
+@pytest.mark.parametrize("log", [False, True])
+def test_backward_along_another_axis(device, dtype, shape, log):
+    x, dy = logits(shape, dtype), logits(shape, dtype, scale=1, seed=1)
+    y = (scipy.special.log_softmax if log else scipy.special.softmax)(wide(x), axis=1).astype(dtype)
+    function = maxsoftmax.log_softmax_backward if log else maxsoftmax.softmax_backward
+    expected = backward(y, dy, 1, log)
+    close(function(y, dy, 1, device=device), expected, scale=max(1, np.abs(expected).max()))
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_backward_is_the_derivative(device, log):
     """By central differences in float64."""
