@@ -231,8 +231,7 @@ def _in_vectors[
             gpu.shared_memory_per_multiprocessor,
         )
     )
-    comptime vectors = 3 if size_of[dtype]() > 2 else 4
-    comptime room = Room[8, vectors, 3]
+    comptime room = Room[8, 3, 3]
     comptime wide = Room[8, 8, 2]
     comptime tall = Room[4, 8, 2]
     if rows.n <= 4:
@@ -248,13 +247,13 @@ def _in_vectors[
         resident_strided_backward[log, 8, 4, 3, width](dx, y, dy, rows, queue)
         return
     elif rows.n <= room:
-        resident_strided_backward[log, 8, vectors, 3, width, True](
+        resident_strided_backward[log, 8, 3, 3, width, True](
             dx, y, dy, rows, queue
         )
         return
     comptime if has_clusters():
         if rows.n <= PORTABLE_BLOCKS * room:
-            resident_strided_backward[log, 8, vectors, 3, width, True, True](
+            resident_strided_backward[log, 8, 3, 3, width, True, True](
                 dx, y, dy, rows, queue, ceildiv(rows.n, room)
             )
             return
