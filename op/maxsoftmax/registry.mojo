@@ -25,9 +25,6 @@ from .math.online import accumulator
 from .ops.sparsemax import sparsemax, sparsemax_backward
 from .io.rows import Rows, Source, Target, check_row_major
 
-comptime ONE = 0x3FF0000000000000
-"""The bits of 1 as a Float64."""
-
 
 @compiler.register("softmax")
 struct Softmax:
@@ -78,7 +75,7 @@ struct FusedSoftmax:
         axis: Int,
         has_prologue_fusion: Bool,
         has_epilogue_fusion: Bool,
-        out_scale: Int = ONE,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
@@ -115,7 +112,7 @@ struct MaskedSoftmax:
         causal: Bool,
         masked: Bool,
         has_epilogue_fusion: Bool,
-        out_scale: Int = ONE,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
@@ -153,7 +150,7 @@ struct SinkSoftmax:
         causal: Bool,
         masked: Bool,
         has_epilogue_fusion: Bool,
-        out_scale: Int = ONE,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
@@ -224,7 +221,7 @@ struct LogSoftmax:
         axis: Int,
         has_prologue_fusion: Bool,
         has_epilogue_fusion: Bool,
-        out_scale: Int = ONE,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
