@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 import operator
 from collections.abc import Iterable, Sequence
@@ -101,6 +100,10 @@ def check_dtype(dtype: DType, name: str = "x") -> None:
         raise TypeError(f"{name} has dtype {dtype.name}, but the kernels take {', '.join(FLOATS)}")
 
 
+LEAST, MOST = 2.0**-126, 2.0**127
+"""What results of float8 may be multiplied by in float32."""
+
+
 class Out(NamedTuple):
     """How results are written that are not of the dtype of the logits."""
 
@@ -131,12 +134,14 @@ def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out |
             raise ValueError(f"out_scale {scale!r} needs out_dtype {' or '.join(FLOAT8)}, but results are {name}")
         if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
             raise TypeError(f"out_scale must be a number, not {scale!r}")
-        if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"out_scale must be a positive, finite number, not {scale!r}")
+        if not LEAST <= scale <= MOST:
+            raise ValueError(f"out_scale must be a positive number that float32 has, up to 2**127, not {scale!r}")
     if name == of:
         return None
     if algorithm != "auto":
-        raise ValueError(f"algorithm {algorithm!r} writes the dtype of x, {of}: with out_dtype {name} it must be 'auto'")
+        raise ValueError(
+            f"algorithm {algorithm!r} writes the dtype of x, {of}: with out_dtype {name} it must be 'auto'"
+        )
     return Out(name, 1.0 if scale is None else float(scale))
 
 

@@ -80,7 +80,7 @@ def softmax(
             Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
-        Probabilities, of the shape and device of `x`, and of its dtype unless there is an `out_dtype`.
+        Probabilities, of the shape and device of `x`, and of its dtype if there is no `out_dtype`.
 
     Raises:
         TypeError: If the dtype of `x` or the type of another argument is not one of these.
@@ -134,7 +134,7 @@ def log_softmax(
         out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
 
     Returns:
-        Logarithms of probabilities, of the shape and device of `x`, and of its dtype unless there is an `out_dtype`; -inf
+        Logarithms of probabilities, of the shape and device of `x`, and of its dtype if there is no `out_dtype`; -inf
         where the logit is.
 
     Raises:
@@ -481,7 +481,9 @@ def _out(out_dtype: Any, out_scale: Any, x: TensorValue, algorithm: str = "auto"
     """Returns how results are to be written, None if as they always are."""
     out = check_out(out_dtype, out_scale, x.dtype.name, algorithm)
     if out is not None and out.dtype in FLOAT8 and x.device.is_cpu():
-        raise ValueError(f"out_dtype {out.dtype} needs a GPU, as MAX has no float8 in graphs on a CPU: x is on {x.device}")
+        raise ValueError(
+            f"out_dtype {out.dtype} needs a GPU, as MAX has no float8 in graphs on a CPU: x is on {x.device}"
+        )
     return out
 
 

@@ -32,9 +32,7 @@ NUMBERS = (float, int, np.float32, np.float64)
 _known = shortcuts.Known("softmax_forms")
 
 
-def softmax(
-    x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen, out_dtype: Any = None, out_scale: Any = None
-) -> Any:
+def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen, *, out_dtype: Any, out_scale: Any) -> Any:
     """Returns softmax of what `wanted` makes of an array: see `maxsoftmax.softmax`."""
     key = None
     if type(x) is np.ndarray and chosen is AUTO and (device is None or is_home(device)):

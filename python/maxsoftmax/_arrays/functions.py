@@ -74,8 +74,8 @@ def softmax(
             Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
-        Probabilities: the shape, dtype (unless there is an `out_dtype`), kind and device of `x`, and in memory the order
-        of its dimensions. Integers become the float that NumPy's `exp` makes of them, bools float64, scalars a NumPy
+        Probabilities: the shape, dtype (if there is no `out_dtype`), kind and device of `x`, and in memory the order of
+        its dimensions. Integers become the float that NumPy's `exp` makes of them, bools float64, scalars a NumPy
         scalar. bfloat16 and float8 of NumPy are those of the package ml_dtypes.
 
     Raises:
@@ -95,9 +95,9 @@ def softmax(
     else:
         chosen = Chosen(algorithm, block_size, unroll)
     if plain:
-        return _along(_softmax, x, axis, device, chosen, out_dtype, out_scale)
+        return _along(_softmax, x, axis, device, chosen, out_dtype=out_dtype, out_scale=out_scale)
     wanted = Forms(scale, mask, causal, temperature, sink)
-    return attention.softmax(x, axis, wanted, device, chosen, out_dtype, out_scale)
+    return attention.softmax(x, axis, wanted, device, chosen, out_dtype=out_dtype, out_scale=out_scale)
 
 
 def log_softmax(
@@ -119,7 +119,7 @@ def log_softmax(
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
 
     Returns:
-        Logarithms of probabilities: the shape, dtype (unless there is an `out_dtype`), kind, device and order of `x`;
+        Logarithms of probabilities: the shape, dtype (if there is no `out_dtype`), kind, device and order of `x`;
         -inf where the logit is.
 
     Raises:
@@ -131,7 +131,7 @@ def log_softmax(
         >>> maxsoftmax.log_softmax([0.0, -numpy.inf])
         array([  0., -inf])
     """
-    return _along(_log_softmax, x, axis, device, AUTO, out_dtype, out_scale)
+    return _along(_log_softmax, x, axis, device, out_dtype=out_dtype, out_scale=out_scale)
 
 
 def softmax_backward(
@@ -299,6 +299,7 @@ def _along(
     axis: Any,
     device: Any,
     chosen: Chosen = AUTO,
+    *,
     out_dtype: Any = None,
     out_scale: Any = None,
 ) -> Any:

@@ -50,7 +50,7 @@ _locks: dict[Library | int, threading.Lock] = {}
 
 @functools.lru_cache(maxsize=1024)
 def functions(
-    name: str, dtype: str, device: int, algorithm: str, choices: tuple[int, int], out_dtype: str = ""
+    name: str, dtype: str, device: int, algorithm: str, choices: tuple[int, int], *, out_dtype: str = ""
 ) -> Functions:
     """Returns the functions of a library, which is built (seconds) unless this or an earlier process has done that.
 

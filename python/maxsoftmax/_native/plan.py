@@ -69,7 +69,7 @@ def plan(
         ValueError: If there is no such library or device.
         RuntimeError: If it cannot be built, or the device not be opened.
     """
-    found = functions(name, dtype, device, algorithm, (block_size, unroll), out_dtype)
+    found = functions(name, dtype, device, algorithm, (block_size, unroll), out_dtype=out_dtype)
     values = (found.context, *rows, fork.threads(), *options)
     # An option that nobody gave is 0, and not what lies behind.
     words = (ctypes.c_int64 * max(WORDS, len(values)))(*values)
