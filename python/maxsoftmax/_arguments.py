@@ -132,7 +132,8 @@ def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out |
     if scale is not None:
         if name not in FLOAT8:
             raise ValueError(f"out_scale {scale!r} needs out_dtype {' or '.join(FLOAT8)}, but results are {name}")
-        if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        if not is_number:
             raise TypeError(f"out_scale must be a number, not {scale!r}")
         if not LEAST <= scale <= MOST:
             raise ValueError(f"out_scale must be a positive number that float32 has, up to 2**127, not {scale!r}")
