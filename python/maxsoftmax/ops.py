@@ -89,6 +89,7 @@ def softmax(
         LookupError: If no graph is being built.
 
     Example:
+        >>> from max.dtype import DType
         >>> from max.graph import DeviceRef, Graph, TensorType
         >>> scores = TensorType(DType.float32, (8, 1024, 1024), DeviceRef.GPU())
         >>> with Graph("attention", input_types=[scores]) as graph:
