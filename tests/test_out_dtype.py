@@ -167,8 +167,10 @@ def test_what_is_too_large_for_float8(device):
             y = maxsoftmax.softmax(x, out_dtype=to, out_scale=scale, device=device)
             check(y, special(x, -1) * scale, x, to)
             with np.errstate(over="ignore"):
-                ours = torch.from_numpy((special(x, -1) * scale).astype(np.float32)).to(getattr(torch, to))
-            np.testing.assert_array_equal(y.view(np.uint8), ours.view(torch.uint8).numpy())
+                theirs = torch.from_numpy((special(x, -1) * scale).astype(np.float32)).to(getattr(torch, to))
+            # Torch 2.13 saturates float8_e4m3fn; where another version has NaN, there is nothing to compare.
+            there = ~torch.isnan(theirs.float()).numpy()
+            np.testing.assert_array_equal(y.view(np.uint8)[there], theirs.view(torch.uint8).numpy()[there])
 
 
 def fetched(result):

@@ -12,7 +12,7 @@ def rounded[
     """Returns `x` rounded; of bfloat16 on a CPU one NaN for any.
 
     What is too large for float8_e4m3fn, infinity included, is 448, its largest number, as the format has no infinity. Of
-    float8_e5m2 it is infinity. PyTorch does the same.
+    float8_e5m2 it is infinity. PyTorch 2.13 does the same; ml_dtypes has NaN in place of 448.
 
     Parameters:
         accum: Dtype of the arithmetic, or `dtype`.
