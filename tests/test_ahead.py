@@ -91,7 +91,7 @@ def test_it_says_what_it_is(folder):
     assert about.pop("sha256")
     assert about == {
         **{"library": "softmax", "dtype": "float32", "device": "cpu", "architecture": "", "algorithm": "naive"},
-        **{"block_size": None, "unroll": None, "target_cpu": "x86-64-v4", "processor": ""},
+        **{"block_size": None, "unroll": None, "out_dtype": "", "target_cpu": "x86-64-v4", "processor": ""},
         **build.versions(),
         "mojo": build.compiler(),
         "features": FEATURES["x86-64-v4"],
@@ -204,6 +204,8 @@ def test_what_cannot_be_loaded_is_left_alone_with_a_warning(folder, monkeypatch)
         (["--target-cpu", "pdp11"], "--target-cpu 'pdp11' is not a CPU that Mojo knows: choose from "),
         (["--algorithm", "tree"], "algorithm 'tree'"),
         (["--algorithm", "naive", "--op", "logsumexp"], "--algorithm naive is one of softmax"),
+        (["--algorithm", "naive", "--out-dtype", "float16"], "--algorithm naive writes the dtype of logits"),
+        (["--op", "logsumexp", "--out-dtype", "float16"], "out_dtype float16 goes with softmax and log_softmax"),
     ],
 )
 def test_what_cannot_be_compiled_is_one_sentence(capsys, tmp_path, arguments, message):
@@ -237,6 +239,14 @@ def test_without_a_choice_everything_is_compiled(capsys, folder):
     assert capsys.readouterr().out.startswith(f"{folder}/out/all-float32-cpu.so: ")
     assert cli.main(["compile", "--device", "gpu", "--arch", "sm_90a", "-o", str(folder / "gpu")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 10
+
+
+def test_softmax_is_compiled_for_another_dtype(capsys, folder):
+    eight = ["--dtype", "f32", "--dtype", "bf16", "--out-dtype", "float8_e4m3fn"]
+    assert cli.main(["compile", *eight, "-o", str(folder / "out")]) == 0, capsys.readouterr().err
+    assert {path.name for path in (folder / "out").glob("*.so")} == {
+        f"{name}-{dtype}-float8_e4m3fn-cpu.so" for name in ("softmax", "softmax_forms", "log_softmax") for dtype in TWO
+    }
 
 
 def test_a_gpu_is_launched_from_any_cpu_unless_told_otherwise(capsys, folder, monkeypatch):

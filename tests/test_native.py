@@ -663,7 +663,7 @@ def warmed(fresh, monkeypatch):
     monkeypatch.setattr(load, "load", made.append)
     monkeypatch.setattr(load, "load_bundle", made.append)
     monkeypatch.setattr(load, "is_there", lambda library: library.name == "log_softmax_backward")
-    monkeypatch.setattr(load, "functions", lambda *_: None)
+    monkeypatch.setattr(load, "functions", lambda *_, **options: None)
     return made
 
 
@@ -678,6 +678,15 @@ def test_what_is_wanted_is_made_ready(warmed):
     ]
 
 
+def test_what_writes_another_dtype_is_made_ready(warmed):
+    _native.warm_up(dtypes=["float32", "bfloat16"], out_dtype="bfloat16")
+    assert {(each.name, each.dtype, each.out_dtype) for each in warmed} == {
+        (name, dtype, to)
+        for name in description.CONVERTING
+        for dtype, to in (("float32", "bfloat16"), ("bfloat16", ""))
+    }
+
+
 def test_all_of_it_is_made_ready(warmed):
     _native.warm_up()
     assert warmed == [Library("all", "float32", CPU)]
@@ -688,6 +697,12 @@ def test_all_of_it_is_made_ready(warmed):
     [
         ({"ops": "softmax"}, TypeError, "ops must be several names, not the string 'softmax'"),
         ({"ops": ["what"]}, ValueError, "ops has 'what': choose from 'softmax', "),
+        ({"out_dtype": "int8"}, ValueError, "out_dtype has 'int8': choose from 'float32', "),
+        (
+            {"ops": ["sparsemax"], "out_dtype": "float16"},
+            ValueError,
+            "out_dtype float16 goes with softmax and log_softmax, and sparsemax has none",
+        ),
         ({"dtypes": "float32"}, TypeError, "dtypes must be several names"),
         ({"dtypes": ["int8"]}, ValueError, "dtypes has 'int8': choose from 'float32', "),
         ({"device": "tpu"}, ValueError, "device 'tpu' is not on this machine"),
@@ -700,7 +715,7 @@ def test_what_cannot_be_made_ready_is_refused(warmed, options, kind, message):
 
 
 def test_what_was_made_ready_is_there(fresh, compiler, x, monkeypatch):
-    monkeypatch.setattr(warm, "libraries", lambda ops: ["softmax"])
+    monkeypatch.setattr(warm, "libraries", lambda *_: ["softmax"])
     _native.warm_up()
     assert compiler == [SOFTMAX]
     with warnings.catch_warnings():

@@ -14,6 +14,7 @@ from .io.rows import Rows, Source, Target
 
 def softmax[
     dtype: DType,
+    out_dtype: DType,
     //,
     K: Kernels,
     contiguous: Bool = False,
@@ -21,11 +22,19 @@ def softmax[
     algorithm: StaticString = "auto",
     block_size: Int = 128,
     unroll: Int = 4,
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+](
+    y: Target[out_dtype],
+    x: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+    out_scale: Float64 = 1,
+) raises:
     """Writes softmax of every row of `x`: exp(x - max x) / Σ exp(x - max x).
 
     Parameters:
-        dtype: Dtype of both tensors: float32, bfloat16, float16 or float64.
+        dtype: Dtype of the logits: float32, bfloat16, float16 or float64.
+        out_dtype: Dtype of the probabilities, which are rounded once: the same, or by "auto" float32, bfloat16, float16,
+            float8_e4m3fn or float8_e5m2.
         K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
         algorithm: "auto", or the name of a kernel that the device has.
@@ -37,21 +46,35 @@ def softmax[
         x: Logits.
         rows: How the memory is divided into rows.
         queue: Where to compute.
+        out_scale: What probabilities of float8 are multiplied by.
     """
     if rows.is_empty():
         return
-    K.softmax[algorithm, dtype, block_size, unroll, contiguous](
-        y, x, rows, queue
-    )
+    comptime if out_dtype == dtype:
+        K.softmax[algorithm, dtype, block_size, unroll, contiguous](
+            rebind[Target[dtype]](y), x, rows, queue
+        )
+    else:
+        comptime assert algorithm == "auto", "others write the logits' dtype"
+        K.converted[dtype, out_dtype, Finish.PROBABILITIES, contiguous](
+            y, x, rows, out_scale, queue
+        )
 
 
 def log_softmax[
-    dtype: DType, //, K: Kernels, contiguous: Bool = False
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    dtype: DType, out_dtype: DType, //, K: Kernels, contiguous: Bool = False
+](
+    y: Target[out_dtype],
+    x: Source[dtype],
+    rows: Rows,
+    queue: Queue,
+    out_scale: Float64 = 1,
+) raises:
     """Writes the logarithm of softmax of every row of `x`: (x - max x) - ln Σ exp(x - max x).
 
     Parameters:
-        dtype: Dtype of both tensors.
+        dtype: Dtype of the logits.
+        out_dtype: Dtype of the results, as of `softmax`.
         K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
@@ -60,9 +83,18 @@ def log_softmax[
         x: Logits.
         rows: How the memory is divided into rows.
         queue: Where to compute.
+        out_scale: What results of float8 are multiplied by.
     """
-    if not rows.is_empty():
-        K.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, queue)
+    if rows.is_empty():
+        return
+    comptime if out_dtype == dtype:
+        K.auto[dtype, Finish.LOGARITHMS, contiguous](
+            rebind[Target[dtype]](y), x, rows, queue
+        )
+    else:
+        K.converted[dtype, out_dtype, Finish.LOGARITHMS, contiguous](
+            y, x, rows, out_scale, queue
+        )
 
 
 def statistics[

@@ -13,7 +13,7 @@ from .kernels import Kernels
 from .io.logits import Logits, address, is_plain
 from .io.results import Results
 from .queue import Queue
-from .io.rows import Rows
+from .io.rows import Rows, Source
 
 comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
     target
@@ -30,8 +30,9 @@ def softmax[
     finish: Finish = Finish.PROBABILITIES,
 ](
     y: FusedOutputTensor,
-    x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
+    x: FusedInputTensor[rank=y.rank, ...],
     queue: Queue,
+    out_scale: Float64 = 1,
 ) raises:
     """Computes softmax or its logarithm by `auto`, in one kernel together with what computes its input and what its output is for.
 
@@ -43,9 +44,11 @@ def softmax[
         finish: What of each row is written: an element for each of its own.
 
     Args:
-        y: Probabilities, or their logarithms, of the shape and dtype of `x`.
+        y: Probabilities, or their logarithms, of the shape of `x`; on a GPU of a dtype no wider than that of `x`, or than
+            float32.
         x: Logits.
         queue: The device.
+        out_scale: What results of float8 are multiplied by.
     """
     comptime plain = is_plain[
         x.InFusion, x.dtype, x.rank, has_prologue_fusion
@@ -57,13 +60,18 @@ def softmax[
     comptime if plain and not has_epilogue_fusion:
         var target_ptr = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
         var source_ptr = address[x.dtype, x.rank](x.in_fusion)
-        KernelsOf[target].auto[y.dtype, finish, contiguous](
-            target_ptr, source_ptr, rows, queue
-        )
+        comptime if x.dtype == y.dtype:
+            KernelsOf[target].auto[y.dtype, finish, contiguous](
+                target_ptr, rebind[Source[y.dtype]](source_ptr), rows, queue
+            )
+        else:
+            KernelsOf[target].converted[x.dtype, y.dtype, finish, contiguous](
+                target_ptr, source_ptr, rows, out_scale, queue
+            )
     else:
         masked_softmax[
             target, axis, False, False, False, has_epilogue_fusion, finish
-        ](y, x, x, queue)
+        ](y, x, x, queue, out_scale)
 
 
 @inline(.always)
@@ -80,6 +88,7 @@ def masked_softmax[
     x: FusedInputTensor[rank=y.rank, ...],
     sink: FusedInputTensor[dtype=x.dtype, rank=y.rank, ...],
     queue: Queue,
+    out_scale: Float64 = 1,
 ) raises:
     """Computes softmax as attention has it, or its logarithm.
 
@@ -97,6 +106,7 @@ def masked_softmax[
         x: Logits.
         sink: The additional logits, of length 1 along `axis`; not looked at if there are none.
         queue: The device.
+        out_scale: What results of float8 are multiplied by.
     """
     if Rows.of[axis](x.shape()).is_empty():
         return
@@ -106,6 +116,7 @@ def masked_softmax[
         y.out_fusion,
         y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
         y.shape(),
+        out_scale,
     )
     var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
         x.in_fusion, x.shape(), masked

@@ -37,6 +37,20 @@ trait Kernels:
         ...
 
     @staticmethod
+    def converted[
+        dtype: DType, out_dtype: DType, finish: Finish, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        rows: Rows,
+        scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
+        """
+        ...
+
+    @staticmethod
     def max_sum_apart[
         dtype: DType, contiguous: Bool
     ](

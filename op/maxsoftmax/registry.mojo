@@ -75,9 +75,10 @@ struct FusedSoftmax:
         axis: Int,
         has_prologue_fusion: Bool,
         has_epilogue_fusion: Bool,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
-        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
+        x: FusedInputTensor[rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
         """Computes the op.
@@ -87,14 +88,15 @@ struct FusedSoftmax:
             axis: Which axis sums to 1, counted from 0.
             has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
+            out_scale: What results of float8 are multiplied by, as the bits of a Float64.
 
         Args:
-            y: Probabilities, of the shape and dtype of `x`.
+            y: Probabilities, of the shape of `x`.
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
         fused.softmax[target, axis, has_prologue_fusion, has_epilogue_fusion](
-            y, x, ctx
+            y, x, ctx, _float(out_scale)
         )
 
 
@@ -110,6 +112,7 @@ struct MaskedSoftmax:
         causal: Bool,
         masked: Bool,
         has_epilogue_fusion: Bool,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
@@ -123,6 +126,7 @@ struct MaskedSoftmax:
             causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
             masked: Whether a row of nothing but -inf gives 0, not NaN.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
+            out_scale: What results of float8 are multiplied by, as the bits of a Float64.
 
         Args:
             y: Probabilities, of the shape of `x`.
@@ -131,7 +135,7 @@ struct MaskedSoftmax:
         """
         fused.masked_softmax[
             target, axis, causal, masked, False, has_epilogue_fusion
-        ](y, x, x, ctx)
+        ](y, x, x, ctx, _float(out_scale))
 
 
 @compiler.register("softmax_sink")
@@ -146,6 +150,7 @@ struct SinkSoftmax:
         causal: Bool,
         masked: Bool,
         has_epilogue_fusion: Bool,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
@@ -160,6 +165,7 @@ struct SinkSoftmax:
             causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
             masked: Whether a row of nothing but -inf gives 0, not NaN.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
+            out_scale: What results of float8 are multiplied by, as the bits of a Float64.
 
         Args:
             y: Probabilities, of the shape of `x`.
@@ -169,7 +175,7 @@ struct SinkSoftmax:
         """
         fused.masked_softmax[
             target, axis, causal, masked, True, has_epilogue_fusion
-        ](y, x, sink, ctx)
+        ](y, x, sink, ctx, _float(out_scale))
 
 
 @compiler.register("in_memory")
@@ -215,9 +221,10 @@ struct LogSoftmax:
         axis: Int,
         has_prologue_fusion: Bool,
         has_epilogue_fusion: Bool,
+        out_scale: Int,
     ](
         y: FusedOutputTensor,
-        x: FusedInputTensor[dtype=y.dtype, rank=y.rank, ...],
+        x: FusedInputTensor[rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
         """Computes the op.
@@ -227,9 +234,10 @@ struct LogSoftmax:
             axis: Along which axis probabilities sum to 1, counted from 0.
             has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
+            out_scale: What results of float8 are multiplied by, as the bits of a Float64.
 
         Args:
-            y: Logarithms of probabilities, of the shape and dtype of `x`.
+            y: Logarithms of probabilities, of the shape of `x`.
             x: Logits: float32, bfloat16, float16 or float64.
             ctx: The device.
         """
@@ -239,7 +247,7 @@ struct LogSoftmax:
             has_prologue_fusion,
             has_epilogue_fusion,
             Finish.LOGARITHMS,
-        ](y, x, ctx)
+        ](y, x, ctx, _float(out_scale))
 
 
 @compiler.register("max_sum")
@@ -545,16 +553,21 @@ def _options[
     comptime assert (
         reduction == "none" or reduction == "sum" or reduction == "mean"
     )
-    # A float would have been rounded to Float32 on its way here.
     return {
         ignore_index,
-        bitcast[DType.float64](Int64(smoothing)),
+        _float(smoothing),
         Reduction.NONE if reduction
         == "none" else (
             Reduction.SUM if reduction == "sum" else Reduction.MEAN
         ),
         False,
     }
+
+
+def _float(bits: Int) -> Float64:
+    """Returns the number of these bits: as a float it would have been rounded to Float32 on its way here.
+    """
+    return bitcast[DType.float64](Int64(bits))
 
 
 def _target(y: OutputTensor) raises -> Target[y.dtype]:

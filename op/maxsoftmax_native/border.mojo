@@ -16,6 +16,11 @@ comptime TARGET = get_defined_string["TARGET"]()
 comptime DTYPE = DType._from_str(get_defined_string["DTYPE"]()).value()
 """The dtype of the logits that the library takes."""
 
+comptime OUT_DTYPE = DType._from_str(
+    get_defined_string["OUT_DTYPE", get_defined_string["DTYPE"]()]()
+).value()
+"""The dtype of the results, where a library lets it differ: that of the logits unless told otherwise."""
+
 comptime OPTIONS = 5
 """Where in a call the options of the op begin."""
 

@@ -1,4 +1,4 @@
-"""The library of log_softmax."""
+"""The library of log_softmax, maybe in another dtype: `-D OUT_DTYPE=float8_e4m3fn`."""
 
 import maxsoftmax.direct as direct
 from maxsoftmax.queue import Queue
@@ -9,6 +9,8 @@ from maxsoftmax_native.border import (
     DTYPE,
     Op,
     open,
+    OPTIONS,
+    OUT_DTYPE,
     Pointers,
     run,
     Text,
@@ -25,10 +27,11 @@ struct LogSoftmax(Op):
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
             direct.log_softmax[Here, contiguous](
-                pointers.target[DTYPE](0),
+                pointers.target[OUT_DTYPE](0),
                 pointers.source[DTYPE](1),
                 rows,
                 queue,
+                call.number(OPTIONS),
             )
 
         if rows.inner == 1:

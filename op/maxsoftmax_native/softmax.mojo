@@ -1,4 +1,6 @@
-"""The library of softmax, by `auto` or by a rung: `-D ALGORITHM=online -D BLOCK_SIZE=512 -D UNROLL=4`."""
+"""The library of softmax, by `auto`, maybe in another dtype, `-D OUT_DTYPE=float8_e4m3fn`, or by a rung:
+`-D ALGORITHM=online -D BLOCK_SIZE=512 -D UNROLL=4`.
+"""
 
 from std.sys import get_defined_int, get_defined_string
 
@@ -11,6 +13,8 @@ from maxsoftmax_native.border import (
     DTYPE,
     Op,
     open,
+    OPTIONS,
+    OUT_DTYPE,
     Pointers,
     run,
     Text,
@@ -32,7 +36,13 @@ struct Softmax(Op):
                 algorithm=get_defined_string["ALGORITHM", "auto"](),
                 block_size=get_defined_int["BLOCK_SIZE", 128](),
                 unroll=get_defined_int["UNROLL", 4](),
-            ](pointers.target[DTYPE](0), pointers.source[DTYPE](1), rows, queue)
+            ](
+                pointers.target[OUT_DTYPE](0),
+                pointers.source[DTYPE](1),
+                rows,
+                queue,
+                call.number(OPTIONS),
+            )
 
         if rows.inner == 1:
             compute[True]()

@@ -1,4 +1,6 @@
-"""The library of softmax of scaled, masked and divided logits, with a sink."""
+"""The library of softmax of scaled, masked and divided logits, with a sink, maybe in another dtype:
+`-D OUT_DTYPE=float8_e4m3fn`.
+"""
 
 from std.utils import IndexList
 
@@ -20,6 +22,7 @@ from maxsoftmax_native.border import (
     Op,
     open,
     OPTIONS,
+    OUT_DTYPE,
     Pointers,
     run,
     Text,
@@ -38,6 +41,8 @@ comptime NUMBERS = KINDS + 4
 comptime SHAPE = NUMBERS + 4
 """Where the shape of the logits is, and behind it the strides of each of the four."""
 
+comptime OUT_SCALE = SHAPE + 5 * RANK
+"""Where that is what results of float8 are multiplied by."""
 
 comptime CODES = [DType.float32, DType.bfloat16, DType.float16, DType.float64]
 """The dtypes of tensors, whose codes in a call are their places here, from 1 on."""
@@ -100,10 +105,11 @@ struct FormedSoftmax(Op):
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
             formed_softmax[Here, contiguous](
-                pointers.target[DTYPE](0),
+                pointers.target[OUT_DTYPE](0),
                 pointers.source[DTYPE](1),
                 forms,
                 queue,
+                call.number(OUT_SCALE),
             )
 
         if forms.shape[AXIS + 1] == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 """The names of `DTYPES`."""
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""The names of the dtypes of 8 bits that softmax may be written in."""
+
+OUT = ("float32", "bfloat16", "float16", *FLOAT8)
+"""The names of all that it may be written in, whatever the logits are of."""
 
 CLASSES = ("int32", "int64")
 """The names of `TARGET_DTYPES`."""
@@ -91,6 +98,67 @@ def check_dtype(dtype: DType, name: str = "x") -> None:
     """
     if dtype.name not in FLOATS:
         raise TypeError(f"{name} has dtype {dtype.name}, but the kernels take {', '.join(FLOATS)}")
+
+
+LEAST, MOST = 2.0**-126, 2.0**127
+"""What results of float8 may be multiplied by in float32."""
+
+
+class Out(NamedTuple):
+    """How results are written that are not of the dtype of the logits."""
+
+    dtype: str
+    """The name of their dtype."""
+    scale: float
+    """What those of float8 are multiplied by."""
+
+
+def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out | None:
+    """Returns how results are to be written, None if as they always are.
+
+    Args:
+        dtype: A dtype, or its name, or None for that of the logits.
+        scale: A number, or None.
+        of: The name of the dtype of the logits.
+        algorithm: The algorithm that was asked for.
+
+    Raises:
+        TypeError: If there is no such dtype, or `scale` is not a number.
+        ValueError: If results of this dtype have no scale, the number is not allowed, or the algorithm has no choice.
+    """
+    name = of if dtype is None else dtype_name(dtype)
+    if name != of and name not in OUT:
+        raise TypeError(f"out_dtype must be {', '.join(OUT)} or that of x, {of}, not {dtype!r}")
+    if scale is not None:
+        if name not in FLOAT8:
+            raise ValueError(f"out_scale {scale!r} needs out_dtype {' or '.join(FLOAT8)}, but results are {name}")
+        is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        if not is_number:
+            raise TypeError(f"out_scale must be a number, not {scale!r}")
+        if not LEAST <= scale <= MOST:
+            raise ValueError(f"out_scale must be a positive number that float32 has, up to 2**127, not {scale!r}")
+    if name == of:
+        return None
+    if algorithm != "auto":
+        raise ValueError(
+            f"algorithm {algorithm!r} writes the dtype of x, {of}: with out_dtype {name} it must be 'auto'"
+        )
+    return Out(name, 1.0 if scale is None else float(scale))
+
+
+def told_out(dtype: Any, scale: Any) -> Any:
+    """Returns what tells calls apart by how their results are written."""
+    return dtype_name(dtype), type(scale), scale if isinstance(scale, numbers.Real) else None
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns the name of a dtype of MAX, NumPy or torch, or "" of anything else; a name is returned as it is."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, type):
+        # NumPy's float16, and bfloat16 of ml_dtypes.
+        return dtype.__name__
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:

@@ -17,11 +17,14 @@ from max.graph import ops as max_ops
 
 from maxsoftmax import _forms as forms
 from maxsoftmax._arguments import (
+    FLOAT8,
+    Out,
     accumulator,
     check_algorithm,
     check_dtype,
     check_ignore_index,
     check_label_smoothing,
+    check_out,
     check_reduction,
     check_target_dtype,
     check_target_shape,
@@ -42,6 +45,8 @@ def softmax(
     causal: bool = False,
     temperature: float | TensorValueLike | None = None,
     sink: TensorValueLike | None = None,
+    out_dtype: DType | str | None = None,
+    out_scale: float | None = None,
     algorithm: str = "auto",
     block_size: int | None = None,
     unroll: int | None = None,
@@ -65,19 +70,32 @@ def softmax(
         temperature: A positive number, or a tensor of them that broadcasts to `x`, such as one for each row.
         sink: Logits that take part in the denominator only, one a row: a tensor that broadcasts to `x` with `axis` of
             length 1. One for each head of (batch, heads, queries, keys) has the shape (heads, 1, 1).
+        out_dtype: What the result is of, rounded once from the accumulator: a `max.dtype.DType` or its name: float32,
+            bfloat16, float16, float8_e4m3fn, float8_e5m2, or that of `x`; that if None. What is too large for float8
+            becomes 448 of float8_e4m3fn, and infinity of float8_e5m2. MAX has float8 on GPUs only.
+        out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
         unroll: Vectors that a thread has under way at a time, for "vector" and "online": 1, 2, 4 or 8; 4 if None.
             Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
-        Probabilities, of the shape, dtype and device of `x`.
+        Probabilities, of the shape and device of `x`, and of its dtype if there is no `out_dtype`.
 
     Raises:
         TypeError: If the dtype of `x` or the type of another argument is not one of these.
         ValueError: If `x` is a scalar, there is no such axis, algorithm, block size or unroll, a tensor does not
             broadcast, a number is not allowed, or `algorithm` is not "auto" and cannot do what was asked for.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> scores = TensorType(DType.float32, (8, 1024, 1024), DeviceRef.GPU())
+        >>> with Graph("attention", input_types=[scores]) as graph:
+        ...     y = maxsoftmax.ops.softmax(graph.inputs[0], out_dtype="float8_e4m3fn", out_scale=448)
+        >>> y.dtype.name
+        'float8_e4m3fn'
     """
     x = _value(x)
     device = "gpu" if x.device.is_gpu() else "cpu"
@@ -87,17 +105,24 @@ def softmax(
     choice = tuning.choice(x.device, algorithm, x.dtype, block_size, unroll)
     wanted = Forms(scale, mask, causal, temperature, sink)
     forms.check(wanted, axis, algorithm)
+    out = _out(out_dtype, out_scale, x, algorithm)
     if wanted.any:
-        return _with_forms(x, axis, wanted)
+        return _with_forms(x, axis, wanted, out)
     if algorithm == "auto":
         # What computes `x` may be fused into the kernel, and what is computed of its result.
-        (y,) = _call("softmax_fused", [x], [x.type], {"axis": axis})
+        y = _fused("softmax_fused", x, axis, out)
     else:
         (y,) = _call("softmax", [x], [x.type], {"axis": axis, "algorithm": algorithm, **choice._asdict()})
     return y
 
 
-def log_softmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
+def log_softmax(
+    x: TensorValueLike,
+    axis: int = -1,
+    *,
+    out_dtype: DType | str | None = None,
+    out_scale: float | None = None,
+) -> TensorValue:
     """Adds the logarithm of softmax along one axis to the graph that is being built.
 
     Computes (x - max x) - ln Σ exp(x - max x) along `axis`, with the kernels of softmax, which compute as they read and
@@ -106,19 +131,22 @@ def log_softmax(x: TensorValueLike, axis: int = -1) -> TensorValue:
     Args:
         x: Logits, as for `softmax`.
         axis: The axis along which probabilities sum to 1; negative counts from the last.
+        out_dtype: What the result is of, as for `softmax`. -inf becomes -448 of float8_e4m3fn, which has no infinity.
+        out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
 
     Returns:
-        Logarithms of probabilities, of the shape, dtype and device of `x`; -inf where the logit is.
+        Logarithms of probabilities, of the shape and device of `x`, and of its dtype if there is no `out_dtype`; -inf
+        where the logit is.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
-        ValueError: If `x` is a scalar, or there is no such axis.
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
+        ValueError: If `x` is a scalar, there is no such axis, or `out_scale` is not allowed.
         LookupError: If no graph is being built.
     """
     x = _value(x)
     check_dtype(x.dtype)
-    (y,) = _call("log_softmax", [x], [x.type], {"axis": _axis(axis, x)})
-    return y
+    out = _out(out_dtype, out_scale, x)
+    return _fused("log_softmax", x, _axis(axis, x), out)
 
 
 def softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) -> TensorValue:
@@ -440,7 +468,38 @@ def _gradient(
     return _Call([max_ops.reshape(target, [rows]), max_ops.reshape(pairs, [rows, 2]), scales], parameters)
 
 
-def _with_forms(x: TensorValue, axis: int, wanted: Forms) -> TensorValue:
+def _fused(op: str, x: TensorValue, axis: int, out: Out | None) -> TensorValue:
+    """Adds an op of one input that keeps its shape."""
+    type, parameters = _written(x, out)
+    if out is not None and type.dtype.size_in_bytes > x.dtype.size_in_bytes:
+        # The kernels take exponentials as accurate as logits are.
+        x = max_ops.cast(x, accumulator(x.dtype))
+    (y,) = _call(op, [x], [type], {"axis": axis, **parameters})
+    return y
+
+
+def _out(out_dtype: Any, out_scale: Any, x: TensorValue, algorithm: str = "auto") -> Out | None:
+    """Returns how results are to be written, None if as they always are."""
+    out = check_out(out_dtype, out_scale, x.dtype.name, algorithm)
+    if out is not None and out.dtype in FLOAT8 and x.device.is_cpu():
+        raise ValueError(
+            f"out_dtype {out.dtype} needs a GPU, as MAX has no float8 in graphs on a CPU: x is on {x.device}"
+        )
+    return out
+
+
+def _written(x: TensorValue, out: Out | None) -> tuple[TensorType, dict[str, int]]:
+    """Returns the type of results of the shape of `x`, and the parameters of an op that writes them."""
+    dtype, scale = (x.dtype, 1.0) if out is None else (getattr(DType, out.dtype), out.scale)
+    return TensorType(dtype, x.shape, x.device), {"out_scale": _bits(scale)}
+
+
+def _bits(number: float) -> int:
+    """Returns the bits of a double: as a float a parameter would be rounded to float32 on its way to the kernel."""
+    return int(np.float64(number).view(np.int64))
+
+
+def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> TensorValue:
     """Adds softmax of what `wanted` makes of `x`, which the kernel computes as it reads `x`."""
     wide = accumulator(x.dtype)
     rows = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
@@ -457,12 +516,13 @@ def _with_forms(x: TensorValue, axis: int, wanted: Forms) -> TensorValue:
         z = z / max_ops.cast(temperature, wide)
     if mask is not None and mask.dtype == DType.bool:
         z = max_ops.where(mask, z, max_ops.constant(-np.inf, wide, x.device))
-    parameters = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked}
+    type, written = _written(x, out)
+    parameters = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked, **written}
     if sink is None:
-        (y,) = _call("softmax_masked", [z], [x.type], parameters)
+        (y,) = _call("softmax_masked", [z], [type], parameters)
     else:
         sink = max_ops.broadcast_to(max_ops.cast(sink, wide), rows)
-        (y,) = _call("softmax_sink", [z, sink], [x.type], parameters)
+        (y,) = _call("softmax_sink", [z, sink], [type], parameters)
     return y
 
 
@@ -554,8 +614,7 @@ def _choices(place: int, ignore_index: Any, label_smoothing: Any, reduction: Any
     return {
         "axis": place,
         "ignore_index": check_ignore_index(ignore_index),
-        # As a float it would be rounded to float32 on its way to the kernel.
-        "smoothing": int(np.float64(check_label_smoothing(label_smoothing)).view(np.int64)),
+        "smoothing": _bits(check_label_smoothing(label_smoothing)),
         "reduction": check_reduction(reduction),
     }
 

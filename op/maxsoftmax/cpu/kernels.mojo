@@ -65,6 +65,28 @@ struct Cpu(Kernels):
             _statistics[contiguous](pairs, 2, 1, x, rows, queue)
 
     @staticmethod
+    def converted[
+        dtype: DType, out_dtype: DType, finish: Finish, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        rows: Rows,
+        scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
+        """
+        var source = Memory[dtype, contiguous](x, x, rows)
+        var target = ToMemory[out_dtype, contiguous](y, rows, scale)
+        comptime lanes = lanes_of[dtype, contiguous]
+        comptime if finish == Finish.LOGARITHMS:
+            var operation = LogSoftmax[dtype, lanes](False)
+            walk[contiguous](source, operation, target, rows, queue)
+        else:
+            var operation = Softmax[dtype, lanes](False)
+            walk[contiguous](source, operation, target, rows, queue)
+
+    @staticmethod
     def max_sum_apart[
         dtype: DType, contiguous: Bool
     ](
@@ -190,7 +212,9 @@ struct Cpu(Kernels):
                 )
                 walk[contiguous](source, operation, target, rows, queue, line)
             else:
-                var target = ToMemory[out_dtype, contiguous](y.memory, rows)
+                var target = ToMemory[out_dtype, contiguous](
+                    y.memory, rows, y.scale
+                )
                 walk[contiguous](source, operation, target, rows, queue, line)
 
         comptime if finish == Finish.LOGARITHMS:

@@ -7,6 +7,7 @@ from std.sys.intrinsics import masked_load, masked_store
 from std.utils.numerics import neg_inf
 
 from ..math.online import accumulator
+from ..io.rounding import rounded
 from ..io.rows import Source, Target
 
 comptime LINE = 64
@@ -58,18 +59,22 @@ def load[
 
 @inline(.always)
 def store[
-    dtype: DType, width: SIMDLength, //
-](y: Target[dtype], values: SIMD[accumulator[dtype](), width], count: Int):
-    """Stores the first `count` of `values`, or all, rounded to nearest and ties to even.
-    """
-    comptime if dtype == DType.bfloat16:
+    dtype: DType, accum: DType, width: SIMDLength, //
+](
+    y: Target[dtype],
+    values: SIMD[accum, width],
+    count: Int,
+    scale: Float64 = 1,
+):
+    """Stores the first `count` of `values`, or all, as `rounded` has them."""
+    var results = rounded[dtype](values, scale)
+    comptime if dtype == DType.bfloat16 or size_of[dtype]() == 1:
+        comptime bits = DType.uint8 if size_of[dtype]() == 1 else DType.uint16
         store_plain(
-            y.unsafe_bitcast[UInt16](),
-            bitcast[DType.uint16](rounded[dtype](values)),
-            count,
+            y.unsafe_bitcast[Scalar[bits]](), bitcast[bits](results), count
         )
     else:
-        store_plain(y, rounded[dtype](values), count)
+        store_plain(y, results, count)
 
 
 @inline(.always)
@@ -94,24 +99,6 @@ def store_plain[
         y.unsafe_store(values)
     else:
         masked_store(values, y, first_lanes[width](count))
-
-
-@inline(.always)
-def rounded[
-    accum: DType, width: SIMDLength, //, dtype: DType
-](x: SIMD[accum, width]) -> SIMD[dtype, width]:
-    """Returns `x` rounded to nearest and ties to even, subnormal results included; of bfloat16, the quiet NaN for any NaN.
-    What a CPU rounds to bfloat16, it rounds here.
-    """
-    comptime if dtype == DType.bfloat16:
-        # A cast would be `vcvtneps2bf16` where a CPU has that, which takes every subnormal for 0.
-        comptime assert accum == DType.float32
-        var bits = bitcast[DType.uint32](x)
-        var nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        var nan = SIMD[DType.uint32, width](0x7FC0)
-        return bitcast[dtype](x.eq(x).select(nearest, nan).cast[DType.uint16]())
-    else:
-        return x.cast[dtype]()
 
 
 @inline(.always)

@@ -5,7 +5,7 @@ from std.utils.numerics import neg_inf
 from ..math.exponential import Unit
 from ..math.online import Normalizer, Sum, accumulator
 from ..io.rows import Rows, Source, Target
-from .memory import rounded
+from ..io.rounding import rounded
 
 
 def naive[dtype: DType](y: Target[dtype], x: Source[dtype], rows: Rows):

@@ -2,10 +2,9 @@
 
 from extensibility.managed_tensor_slice import OutputFusion
 
-from ..math.online import accumulator
 from ..io.results import ResultRow, Results
 from ..io.rows import Rows, Target
-from .memory import fetch_to_write, rounded, store
+from .memory import fetch_to_write, store
 from .sources import place_of
 
 
@@ -38,7 +37,6 @@ trait RowTarget(TrivialRegisterPassable):
         return None
 
 
-@fieldwise_init
 struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
     """A tensor in memory.
 
@@ -51,19 +49,28 @@ struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
 
     var y: Target[Self.dtype]
     var rows: Rows
+    var scale: Float64
+    """What results of float8 are multiplied by."""
+
+    @inline(.always)
+    def __init__(
+        out self, y: Target[Self.dtype], rows: Rows, scale: Float64 = 1
+    ):
+        self.y = y
+        self.rows = rows
+        self.scale = scale
 
     @inline(.always)
     def row(self, outer: Int, inner: Int) -> Self:
         var start = outer * self.rows.n * self.rows.inner + inner
-        return {self.y.unsafe_offset(start), self.rows}
+        return {self.y.unsafe_offset(start), self.rows, self.scale}
 
     @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
         var place = place_of[Self.contiguous](i, column, self.rows)
-        comptime Values = SIMD[accumulator[Self.dtype](), width]
-        store(self.y.unsafe_offset(place), rebind[Values](values), count)
+        store(self.y.unsafe_offset(place), values, count, self.scale)
 
     @inline(.always)
     def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
@@ -105,11 +112,10 @@ struct HandedOn[Out: OutputFusion, dtype: DType, rank: Int, axis: Int](
         def hand_on(lane: Int, piece: SIMD[accum, _]) {imm}:
             # Rounded no earlier, because LLVM takes vectors of bfloat16 apart, at a call an element, where the hardware
             # has none.
-            var results = rounded[Self.dtype](piece)
             comptime if Self.axis == Self.rank - 1:
-                self.at.store(i + lane, results)
+                self.at.store(i + lane, piece)
             else:
-                self.at.beside(column + lane).store(i, results)
+                self.at.beside(column + lane).store(i, piece)
 
         comptime half = max(1, Int(width) // 2)
         if count >= Int(width):

@@ -69,7 +69,8 @@ def fused[
         sink: The additional logits, one a row.
         queue: Where kernels are launched.
     """
-    comptime width = VECTOR_BYTES // size_of[out_dtype]()
+    # 16 accumulators of float8 would be more registers than there are.
+    comptime width = VECTOR_BYTES // max(2, size_of[out_dtype]())
     comptime Tile[
         block_size: Int,
         team: Int,
@@ -258,7 +259,7 @@ def fused[
         # Not worth kernels of its own.
         long[1]()
     else:
-        if rows.n % width == 0:
+        if x.in_vectors[width]():
             in_vectors()
         else:
             in_elements()

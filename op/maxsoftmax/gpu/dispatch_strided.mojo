@@ -39,7 +39,8 @@ def strided[
         # Not worth kernels of its own.
         fallback[finish](y, x, rows, queue)
     else:
-        comptime width = VECTOR_BYTES // size_of[T.Column.stored]()
+        # 16 accumulators of float8 would be more registers than there are.
+        comptime width = VECTOR_BYTES // max(2, size_of[T.Column.stored]())
         comptime most = (1 << 31) - 1
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.

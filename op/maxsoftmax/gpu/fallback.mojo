@@ -142,7 +142,7 @@ def fallback_kernel[
             if x.is_masked():
                 if empty:
                     value = nothing
-            target.store(i, value.cast[T.Column.stored]())
+            target.store(i, value)
 
 
 def fallback[

@@ -10,6 +10,7 @@ from ..math.online import accumulator
 from ..queue import Queue
 from ..io.results import Results
 from ..io.rows import Rows, Source, Target
+from .converted import converted
 from .dispatch_backward import backward
 from .dispatch import auto
 from .cross_entropy import losses
@@ -41,6 +42,20 @@ struct Gpu(Kernels):
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
         """Writes softmax, or what else `finish` says."""
         auto[dtype, finish, contiguous](y, x, rows, queue)
+
+    @staticmethod
+    def converted[
+        dtype: DType, out_dtype: DType, finish: Finish, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        rows: Rows,
+        scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
+        """
+        converted[finish, contiguous](y, x, rows, scale, queue)
 
     @staticmethod
     def max_sum_apart[

@@ -244,7 +244,7 @@ def resident_computed_kernel[
                 result = values * rest * factor
             else:
                 result = (values - pair.m) - factor
-            target.store[width](first + i * step, result.cast[out_dtype]())
+            target.store[width](first + i * step, result)
 
     comptime for j in range(vectors):
         store(j, held[j])

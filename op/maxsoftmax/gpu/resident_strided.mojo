@@ -208,7 +208,7 @@ def resident_strided_kernel[
     @inline(.always)
     def finished[
         dtype: DType, //, exponential: Bool
-    ](kept: SIMD[dtype, width]) {imm} -> SIMD[T.Column.stored, width]:
+    ](kept: SIMD[dtype, width]) {imm} -> Vector:
         """Returns the results of what a register or a slot holds: exponentials, or else logits.
         """
         var result: Vector
@@ -224,7 +224,7 @@ def resident_strided_kernel[
                 e = scale.exp(kept.cast[DType.float32]())
             # One factor after the other: both together may be too small for a normal number.
             result = e * rest * factor
-        return result.cast[T.Column.stored]()
+        return result
 
     var target = part.target(y)
     target.forget()

@@ -111,7 +111,7 @@ def streaming_computed_kernel[
             if x.masked:
                 if empty:
                     values = nothing
-            target.store[width](i, values.cast[out_dtype]())
+            target.store[width](i, values)
 
         comptime for j in range(vectors):
             var i = thread * width + j * step

@@ -335,7 +335,7 @@ def streaming_results_kernel[
                     result = (logits - pair.m) - factor
                 else:
                     result = scale.exp(logits) * factor
-                target.store(group * UNROLL + j, result.cast[T.Column.stored]())
+                target.store(group * UNROLL + j, result)
 
 
 def _resident[S: RowSource](wide: Int, narrow: Int) -> Int:

@@ -44,6 +44,8 @@ struct Logits[
     """Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN."""
     var beyond: Int
     """How many elements after the diagonal take part, where there is one."""
+    var aligned: Bool
+    """Whether vectors that begin at a multiple of their length can be had at a time."""
 
     @inline(.always)
     def __init__(
@@ -52,11 +54,13 @@ struct Logits[
         shape: IndexList[Self.rank],
         masked: Bool,
         beyond: Int = 0,
+        aligned: Bool = True,
     ):
         self.fusion = fusion
         self.shape = shape
         self.masked = masked
         self.beyond = beyond
+        self.aligned = aligned
 
     @inline(.always)
     def rows(self) -> Rows:
@@ -105,7 +109,7 @@ struct Logits[
         """Returns whether no `width` elements in a row-major tensor, counted from the first, are in two rows of the last
         axis.
         """
-        return self.shape[Self.rank - 1] % width == 0
+        return self.aligned and self.shape[Self.rank - 1] % width == 0
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]

@@ -7,6 +7,7 @@ pointer is.
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 
+from .rounding import rounded
 from .rows import Source, Target
 from .source import RowSource, SourceColumn
 from .target import RowTarget, TargetColumn
@@ -159,12 +160,12 @@ struct MemoryTargetColumn[dtype: DType](TargetColumn):
 
     @inline(.always)
     def store[
-        width: SIMDLength, //
-    ](self, i: Int, values: SIMD[Self.stored, width]):
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows, which is aligned."""
         self.first.unsafe_offset(i * self.step).unsafe_store[
             alignment=Int(width) * size_of[Self.dtype]()
-        ](0, values)
+        ](0, rounded[Self.dtype](values))
 
     @inline(.always)
     def forget(mut self):

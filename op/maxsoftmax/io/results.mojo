@@ -7,10 +7,25 @@ from extensibility.managed_tensor_slice import OutputFusion
 
 from .target import RowTarget, TargetColumn
 from .logits import piece_width, unravel
+from .rounding import rounded
 from .rows import Target
 
 
 @fieldwise_init
+struct IntoMemory(OutputFusion):
+    """Takes nothing: results go to memory."""
+
+    @inline(.always)
+    def store[
+        dtype: DType,
+        rank: Int,
+        simd_width: SIMDLength,
+        element_alignment: Int = 1,
+    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]):
+        """Does nothing."""
+        pass
+
+
 struct Results[
     Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
 ](RowTarget):
@@ -35,6 +50,21 @@ struct Results[
     """Where the first element goes, where not."""
     var shape: IndexList[Self.rank]
     """The tensor's shape."""
+    var scale: Float64
+    """What elements of float8 are multiplied by."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        fusion: Self.Fusion,
+        memory: Target[Self.dtype],
+        shape: IndexList[Self.rank],
+        scale: Float64 = 1,
+    ):
+        self.fusion = fusion
+        self.memory = memory
+        self.shape = shape
+        self.scale = scale
 
     @inline(.always)
     def row(
@@ -54,7 +84,7 @@ struct Results[
             memory = memory.unsafe_offset(
                 outer * self.shape[Self.axis] * step + inner
             )
-        return {self.fusion, memory, at, step}
+        return {self.fusion, memory, at, step, self.scale}
 
     @inline(.always)
     def column(
@@ -115,6 +145,8 @@ struct ResultRow[
     """Where in the tensor the row's first element is."""
     var step: Int
     """The distance in memory between neighbours in the row."""
+    var scale: Float64
+    """What elements of float8 are multiplied by."""
 
     @inline(.always)
     def beside(self, columns: Int) -> Self:
@@ -129,18 +161,20 @@ struct ResultRow[
 
     @inline(.always)
     def store[
-        width: SIMDLength, //, alignment: Int = 1
-    ](self, i: Int, values: SIMD[Self.dtype, width]):
+        accum: DType, width: SIMDLength, //, alignment: Int = 1
+    ](self, i: Int, values: SIMD[accum, width]):
         """Writes `width` elements along the tensor's last axis from the row's element `i` on, none beyond the tensor.
 
         Parameters:
+            accum: Dtype of the arithmetic.
             width: How many.
             alignment: Of how many elements the index of the first is surely a multiple, the row's own included.
 
         Args:
             i: Where in the row.
-            values: The elements.
+            values: The elements, to be rounded.
         """
+        var results = rounded[Self.dtype](values, self.scale)
         comptime if Self.fused:
             var at = self.at
             at[Self.axis] += i
@@ -148,12 +182,12 @@ struct ResultRow[
             comptime for k in range(0, Int(width), piece):
                 self.fusion.store[
                     Self.dtype, Self.rank, piece, min(piece, alignment)
-                ](at, values.slice[piece, offset=k]())
+                ](at, results.slice[piece, offset=k]())
                 at[Self.rank - 1] += piece
         else:
             self.memory.unsafe_store[
                 alignment=alignment * size_of[Self.dtype]()
-            ](i * self.step, values)
+            ](i * self.step, results)
 
 
 @fieldwise_init
@@ -183,7 +217,7 @@ struct ResultsColumn[
 
     @inline(.always)
     def store[
-        width: SIMDLength, //
-    ](self, i: Int, values: SIMD[Self.stored, width]):
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows."""
         self.row.store[alignment=Int(width)](self.first + i * self.step, values)

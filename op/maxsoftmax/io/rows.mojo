@@ -2,6 +2,9 @@
 
 from std.utils import IndexList
 
+comptime LOADED = 16
+"""Bytes at most that a thread of a GPU loads at a time."""
+
 
 struct Rows(TrivialRegisterPassable):
     """A row-major tensor seen as (outer, n, inner), whose rows run along the middle axis with stride `inner`.

@@ -13,9 +13,9 @@ trait TargetColumn(TrivialRegisterPassable):
     """Dtype of the results."""
 
     def store[
-        width: SIMDLength, //
-    ](self, i: Int, values: SIMD[Self.stored, width]):
-        """Writes element `i` of `width` neighbouring rows."""
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, values: SIMD[accum, width]):
+        """Writes element `i` of `width` neighbouring rows, rounded."""
         ...
 
     @inline(.always)

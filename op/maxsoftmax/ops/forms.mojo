@@ -3,15 +3,15 @@
 from std.sys import size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
-from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+from extensibility.managed_tensor_slice import InputFusion
 
 from .finish import Finish
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.online import accumulator
 from ..queue import Queue
-from ..io.results import Results
-from ..io.rows import Source, Target
+from ..io.results import IntoMemory, Results
+from ..io.rows import LOADED, Source, Target
 
 comptime RANK = 6
 """Dimensions of the tensor: four, the last of them the queries', the axis of the softmax, and what is after it."""
@@ -164,7 +164,7 @@ struct _Formed[of: DType](InputFusion):
             self.x.unsafe_offset(place)
             .unsafe_load[
                 width=simd_width,
-                alignment=element_alignment * size_of[Self.of](),
+                alignment=min(LOADED, element_alignment * size_of[Self.of]()),
             ]()
             .cast[accum]()
         )
@@ -202,27 +202,20 @@ struct _Sink[of: DType](InputFusion):
         return rebind[SIMD[dtype, simd_width]](values)
 
 
-@fieldwise_init
-struct _Plain(OutputFusion):
-    """Takes nothing: results go to memory."""
-
-    @inline(.always)
-    def store[
-        dtype: DType,
-        rank: Int,
-        simd_width: SIMDLength,
-        element_alignment: Int = 1,
-    ](self, idx: IndexList[rank], val: SIMD[dtype, simd_width]):
-        pass
-
-
 def formed_softmax[
-    dtype: DType, //, K: Kernels, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], forms: Forms[dtype], queue: Queue) raises:
+    dtype: DType, out_dtype: DType, //, K: Kernels, contiguous: Bool
+](
+    y: Target[out_dtype],
+    x: Source[dtype],
+    forms: Forms[dtype],
+    queue: Queue,
+    out_scale: Float64 = 1,
+) raises:
     """Writes softmax of what `forms` makes of `x`.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        dtype: Dtype of the logits.
+        out_dtype: Dtype of the probabilities, which are rounded once.
         K: `Cpu` or `Gpu`.
         contiguous: Whether there is nothing after the axis of the softmax.
 
@@ -231,6 +224,7 @@ def formed_softmax[
         x: Logits, row-major memory of `forms.shape`.
         forms: What is made of them.
         queue: Where to compute.
+        out_scale: What probabilities of float8 are multiplied by.
     """
     # Rows along the last axis have other kernels, which are chosen by the rank.
     comptime rank = RANK - 1 if contiguous else RANK
@@ -244,12 +238,15 @@ def formed_softmax[
         count *= forms.shape[i]
     if count == 0:
         return
-    var results = Results[_Plain, dtype, rank, AXIS, False](_Plain(), y, shape)
+    var results = Results[IntoMemory, out_dtype, rank, AXIS, False](
+        IntoMemory(), y, shape, out_scale
+    )
     var logits = Logits[_Formed[dtype], accum, rank, AXIS, True](
         _Formed(x, forms),
         shape,
         forms.masked,
         0 if forms.causal else forms.shape[AXIS - 1],
+        (Int(x) | Int(y)) % LOADED == 0,
     )
     var sinks = Logits[_Sink[dtype], accum, rank, AXIS, False](
         _Sink(forms), ones, forms.masked

@@ -8,7 +8,7 @@ import numpy as np
 
 from maxsoftmax import _forms as forms
 from maxsoftmax import _native
-from maxsoftmax._arguments import normalize_axis
+from maxsoftmax._arguments import normalize_axis, told_out
 from maxsoftmax._arrays import devices, shortcuts
 from maxsoftmax._arrays.broadcast import OUTER, Dimensions, Walk, merged, steps
 from maxsoftmax._arrays.call import AUTO, Call, Chosen
@@ -32,11 +32,11 @@ NUMBERS = (float, int, np.float32, np.float64)
 _known = shortcuts.Known("softmax_forms")
 
 
-def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen) -> Any:
+def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen, *, out_dtype: Any, out_scale: Any) -> Any:
     """Returns softmax of what `wanted` makes of an array: see `maxsoftmax.softmax`."""
     key = None
     if type(x) is np.ndarray and chosen is AUTO and (device is None or is_home(device)):
-        key = _key(x, axis, wanted)
+        key = _key(x, axis, wanted, told_out(out_dtype, out_scale))
         again = _known.get(key)
         found = again(x, wanted.scale, wanted.mask, wanted.temperature, wanted.sink) if again is not None else None
         if found is not None:
@@ -48,6 +48,7 @@ def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen) -> An
     place = normalize_axis(axis, len(shape), "an integer where scale, mask, causal, temperature or sink is given")
     algorithm = call.chosen(chosen).algorithm
     forms.check(wanted, place, algorithm)
+    call.write(out_dtype, out_scale, algorithm)
     numbers, arrays = _operands(call, wanted, place)
     if call.x.size == 0:
         return call.nothing()
@@ -57,13 +58,15 @@ def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen) -> An
         laid, layout = call.walked(devices.copied(call.x, range(len(shape))), (place,))
     walk = Walk.of(shape, layout, place, wanted.causal)
     taken, dims = _fitted(call, arrays, walk, place, wanted.causal)
-    y = call.empty(laid.dtype, shape, layout.order)
+    y = call.empty(call.out_dtype, shape, layout.order)
     rows = Rows(product(dims.shape[:OUTER]), *dims.shape[OUTER:])
     pointers = [y, laid, *(taken.get(name) for name in OPERANDS)]
-    plan = call.run(_known.library, rows, _options(wanted, numbers, taken, dims), pointers)
+    options = (*_options(wanted, numbers, taken, dims), *call.out_options)
+    plan = call.run(_known.library, rows, options, pointers)
+    result = call.result(y)
     if key is not None and call.is_plain((x, laid), *((getattr(wanted, name), taken[name]) for name in taken)):
-        _known.learn(key, _again(plan, laid.dtype, taken))
-    return call.result(y)
+        _known.learn(key, _again(plan, laid.dtype, taken, call.made(result)))
+    return result
 
 
 def _operands(call: Call, wanted: Forms, place: int) -> tuple[dict[str, float], dict[str, Array]]:
@@ -128,13 +131,13 @@ def _options(wanted: Forms, numbers: dict[str, float], arrays: dict[str, Array],
     )
 
 
-def _key(x: np.ndarray, axis: Any, wanted: Forms) -> Any:
+def _key(x: np.ndarray, axis: Any, wanted: Forms, out: Any) -> Any:
     """Returns what tells a call apart, or None if nobody should look for another one like it."""
     scale, mask, causal, temperature, sink = wanted
     if type(axis) is not int or type(causal) is not bool:
         return None
     told = _told(scale), _told(mask), _told(temperature), _told(sink)
-    return None if "other" in told else (x.dtype, x.shape, x.strides, axis, causal, told)
+    return None if "other" in told else (x.dtype, x.shape, x.strides, axis, causal, told, out)
 
 
 def _told(value: Any) -> Any:
@@ -146,10 +149,10 @@ def _told(value: Any) -> Any:
     return float(value) if type(value) in NUMBERS else "other"
 
 
-def _again(plan: _native.Plan, dtype: str, arrays: dict[str, Array]) -> shortcuts.Again:
+def _again(plan: _native.Plan, dtype: str, arrays: dict[str, Array], out: Any) -> shortcuts.Again:
     """Returns what computes the same of other arrays of NumPy."""
     run, call, fail, odd = plan.run, plan.call, _native.fail, SIZES[dtype] - 1
-    at, empty_like = address, np.empty_like
+    at, empty_like = address, shortcuts.like(out)
     odds = [(i, SIZES[arrays[name].dtype] - 1) for i, name in enumerate(OPERANDS) if name in arrays]
 
     def again(x: np.ndarray, *given: Any) -> np.ndarray | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxsoftmax import _native
-from maxsoftmax._arguments import check_algorithm, check_block_size, check_unroll
+from maxsoftmax._arguments import Out, check_algorithm, check_block_size, check_out, check_unroll
 from maxsoftmax._arrays import convert, devices, kinds, shortcuts
 from maxsoftmax._arrays.layout import Layout, Rows, lay_out, order_to_copy, same_steps
 from maxsoftmax._arrays.memory import HOST, Array, view
@@ -52,8 +52,39 @@ class Call:
         if self.is_away:
             self.reader = convert.MAX
         self._worker = kinds.at(self.place) if self.is_away else self.kind
+        self._out: Out | None = None
         self._waits = False
         self._kept: list[Any] = []
+
+    def write(self, out_dtype: Any, out_scale: Any, algorithm: str) -> None:
+        """Takes how results are to be written, which are otherwise of the dtype of the first array.
+
+        Args:
+            out_dtype: What the caller passed.
+            out_scale: What the caller passed.
+            algorithm: The algorithm, checked.
+
+        Raises:
+            TypeError: If there is no such dtype, here or at all, or `out_scale` is not a number.
+            ValueError: If one of them is not allowed.
+        """
+        self._out = check_out(out_dtype, out_scale, self.x.dtype, algorithm)
+        if self._out is not None:
+            self.kind.check_dtype(self._out.dtype)
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype of the results."""
+        return self.x.dtype if self._out is None else self._out.dtype
+
+    def made(self, result: Any) -> Any:
+        """Returns the dtype of a result of NumPy, None if it is that of the first array."""
+        return None if self._out is None else result.dtype
+
+    @property
+    def out_options(self) -> tuple[int, ...]:
+        """What a library is told, after all else, that writes another dtype."""
+        return () if self._out is None else (_native.bits(self._out.scale),)
 
     def floats(self, x: Any, name: str) -> Array:
         """Takes another array of floats."""
@@ -130,7 +161,9 @@ class Call:
             What computes the same of other arrays.
         """
         dtype = self.x.dtype
-        if chosen is AUTO:
+        if self._out is not None:
+            plan = _native.plan(name, dtype, self.place, tuple(rows), options, out_dtype=self._out.dtype)
+        elif chosen is AUTO:
             plan = _native.plan(name, dtype, self.place, tuple(rows), options)
         else:
             plan = _native.plan(name, dtype, self.place, tuple(rows), options, **chosen._asdict())
@@ -157,7 +190,7 @@ class Call:
     def nothing(self) -> Any:
         """Returns what an op that keeps the shape makes of an array without elements."""
         shape = self.x.shape
-        return self.result(self.empty(self.x.dtype, shape, range(len(shape))))
+        return self.result(self.empty(self.out_dtype, shape, range(len(shape))))
 
     def scalar(self, value: float) -> Any:
         """Returns a number as a result of the dtype of the first array."""

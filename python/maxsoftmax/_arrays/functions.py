@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maxsoftmax._arguments import normalize_axes
+from maxsoftmax._arguments import normalize_axes, told_out
 from maxsoftmax._arrays import attention, kinds, shortcuts
 from maxsoftmax._arrays.call import AUTO, Call, Chosen, check_like
 from maxsoftmax._arrays.layout import Rows, without
@@ -35,6 +35,8 @@ def softmax(
     causal: bool = False,
     temperature: Any = None,
     sink: Any = None,
+    out_dtype: Any = None,
+    out_scale: float | None = None,
     device: str | Device | None = None,
     algorithm: str = "auto",
     block_size: int | None = None,
@@ -61,6 +63,10 @@ def softmax(
         causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
         temperature: A positive number, or an array of them that broadcasts to `x`.
         sink: Logits that take part in the denominator only: an array that broadcasts to `x` with `axis` of length 1.
+        out_dtype: What the result is of, rounded once from the accumulator: a `max.dtype.DType`, a dtype of NumPy or
+            torch, or its name: "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", or that of `x`; that
+            if None. What is too large for float8 becomes 448 of float8_e4m3fn, and infinity of float8_e5m2.
+        out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
         algorithm: "auto", or the name of a kernel that the device has.
         block_size: Threads a block, where a GPU kernel was named: a power of two up to 1024; 128 if None.
@@ -68,8 +74,9 @@ def softmax(
             Where neither is given, these two use what `maxsoftmax tune` found for the GPU, if it was run.
 
     Returns:
-        Probabilities: the shape, dtype, kind and device of `x`, and in memory the order of its dimensions. Integers
-        become the float that NumPy's `exp` makes of them, bools float64, scalars a NumPy scalar.
+        Probabilities: the shape, dtype (if there is no `out_dtype`), kind and device of `x`, and in memory the order of
+        its dimensions. Integers become the float that NumPy's `exp` makes of them, bools float64, scalars a NumPy
+        scalar. bfloat16 and float8 of NumPy are those of the package ml_dtypes.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
@@ -79,6 +86,8 @@ def softmax(
     Example:
         >>> maxsoftmax.softmax([[0.0, 0.0, 0.0, 0.0]])
         array([[0.25, 0.25, 0.25, 0.25]])
+        >>> maxsoftmax.softmax(numpy.zeros((1, 3)), out_dtype="float8_e4m3fn", out_scale=256)
+        array([[88, 88, 88]], dtype=float8_e4m3fn)
     """
     plain = scale is None and mask is None and causal is False and temperature is None and sink is None
     if type(algorithm) is str and algorithm == "auto" and block_size is None and unroll is None:
@@ -86,20 +95,32 @@ def softmax(
     else:
         chosen = Chosen(algorithm, block_size, unroll)
     if plain:
-        return _along(_softmax, x, axis, device, chosen)
-    return attention.softmax(x, axis, Forms(scale, mask, causal, temperature, sink), device, chosen)
+        return _along(_softmax, x, axis, device, chosen, out_dtype=out_dtype, out_scale=out_scale)
+    wanted = Forms(scale, mask, causal, temperature, sink)
+    return attention.softmax(x, axis, wanted, device, chosen, out_dtype=out_dtype, out_scale=out_scale)
 
 
-def log_softmax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> Any:
+def log_softmax(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    out_dtype: Any = None,
+    out_scale: float | None = None,
+    device: str | Device | None = None,
+) -> Any:
     """Returns the logarithm of softmax: (x - max x) - ln Σ exp(x - max x) along `axis`.
 
     Args:
         x: Logits: whatever `maxsoftmax.softmax` takes.
         axis: The axis or axes along which probabilities sum to 1; None for all of them together.
+        out_dtype: What the result is of, as for `maxsoftmax.softmax`. -inf becomes -448 of float8_e4m3fn, which has no
+            infinity.
+        out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
 
     Returns:
-        Logarithms of probabilities: the shape, dtype, kind, device and order of `x`; -inf where the logit is.
+        Logarithms of probabilities: the shape, dtype (if there is no `out_dtype`), kind, device and order of `x`;
+        -inf where the logit is.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
@@ -110,7 +131,7 @@ def log_softmax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str 
         >>> maxsoftmax.log_softmax([0.0, -numpy.inf])
         array([  0., -inf])
     """
-    return _along(_log_softmax, x, axis, device)
+    return _along(_log_softmax, x, axis, device, out_dtype=out_dtype, out_scale=out_scale)
 
 
 def softmax_backward(
@@ -272,11 +293,23 @@ def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | 
     return _reduced(_logsumexp, x, axis, device, planes=False)
 
 
-def _along(known: Known, x: Any, axis: Any, device: Any, chosen: Chosen = AUTO) -> Any:
+def _along(
+    known: Known,
+    x: Any,
+    axis: Any,
+    device: Any,
+    chosen: Chosen = AUTO,
+    *,
+    out_dtype: Any = None,
+    out_scale: Any = None,
+) -> Any:
     """Returns what an op that keeps the shape makes of an array."""
     key = None
+    same = out_dtype is None and out_scale is None
     if chosen is AUTO:
-        turned = axis if axis is None or type(axis) is int else spelled(axis)
+        turned: Any = axis if axis is None or type(axis) is int else spelled(axis)
+        if not same:
+            turned = (turned, told_out(out_dtype, out_scale))
         if type(x) is not np.ndarray:
             key = of_buffers((x,), device, (turned,))
         elif device is None or is_home(device):
@@ -287,18 +320,21 @@ def _along(known: Known, x: Any, axis: Any, device: Any, chosen: Chosen = AUTO) 
             return y
     call = Call(x, "x", device)
     chosen = call.chosen(chosen)
+    if not same:
+        call.write(out_dtype, out_scale, chosen.algorithm)
     axes = normalize_axes(axis, len(call.x.shape))
     if call.x.size == 0:
         return call.nothing()
     laid, layout = call.walked(call.x, axes)
-    y = call.empty(laid.dtype, laid.shape, layout.order)
-    plan = call.run(known.library, layout.rows, (), [y, laid], chosen)
+    y = call.empty(call.out_dtype, laid.shape, layout.order)
+    plan = call.run(known.library, layout.rows, call.out_options, [y, laid], chosen)
+    result = call.result(y)
     if key is not None and call.is_plain((x, laid)):
         if call.kind is kinds.NUMPY:
-            known.learn(key, shortcuts.along(plan, laid.dtype))
+            known.learn(key, shortcuts.along(plan, laid.dtype, call.made(result)))
         else:
             known.learn(key, first(shortcuts.buffers(plan, [y], [laid], (0,))))
-    return call.result(y)
+    return result
 
 
 def _backward(known: Known, y: Any, dy: Any, axis: Any, device: Any) -> Any:

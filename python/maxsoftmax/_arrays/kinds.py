@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from maxsoftmax._arrays import convert, devices
 from maxsoftmax._arrays.convert import Reader
 from maxsoftmax._arrays.layout import inverse
-from maxsoftmax._arrays.memory import HOST, Array, bits, of_numpy, view
+from maxsoftmax._arrays.memory import BITS, HOST, Array, bits, of_numpy, view
 
 
 class NumPy:
@@ -42,18 +43,41 @@ class NumPy:
 
     def give(self, x: Any, result: Array) -> Any:
         """Returns a result, which `empty` had made, as the kind of array that `x` is."""
-        return result.owner if result.shape else result.owner[()]
+        array = _named(result.owner, result.dtype, x)
+        return array if result.shape else array[()]
 
     def convert(self, x: Any, array: np.ndarray, dtype: str, device: int) -> Any:
         """Returns a result of the host, perhaps of bits, as what `x` is, on the device where `x` is."""
-        if dtype == "bfloat16":
-            # Then it is what `x` was of.
-            array = array.view(np.asarray(x).dtype)
+        array = _named(array, dtype, x)
         return array if array.ndim else array[()]
+
+    def check_dtype(self, dtype: str) -> None:
+        """Refuses results of a dtype that arrays of this kind cannot be of.
+
+        Raises:
+            TypeError: If they cannot.
+        """
+        if dtype in BITS and find_spec("ml_dtypes") is None:
+            raise TypeError(f"out_dtype {dtype} of a NumPy array needs the package ml_dtypes, which is not installed")
+
+
+def _named(array: np.ndarray, dtype: str, x: Any) -> np.ndarray:
+    """Returns an array, perhaps of bits, of a dtype that NumPy knows from another package, maybe by way of `x`."""
+    if dtype not in BITS or array.dtype.name == dtype:
+        return array
+    known = np.asarray(x).dtype
+    if known.name != dtype:
+        import ml_dtypes
+
+        known = np.dtype(getattr(ml_dtypes, dtype))
+    return array.view(known)
 
 
 class Foreign(NumPy):
     """Arrays that speak DLPack."""
+
+    def check_dtype(self, dtype: str) -> None:
+        """As of `NumPy`: whoever imports the result knows."""
 
     def empty(self, like: Array, dtype: str, shape: Sequence[int], order: Sequence[int]) -> Array:
         """As of `NumPy`."""
@@ -73,7 +97,7 @@ class Foreign(NumPy):
 
     def convert(self, x: Any, array: np.ndarray, dtype: str, device: int) -> Any:
         """As of `NumPy`."""
-        if device == HOST and dtype != "bfloat16":
+        if device == HOST and dtype not in BITS:
             return self._imported(x, array)
         return self._imported(x, devices.buffer_of(array, dtype, device))
 

@@ -13,6 +13,9 @@ HOST = -1
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
 """Bytes of an element, of all that the kernels read."""
 
+BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""What NumPy has for elements of dtypes that it knows only where another package is imported."""
+
 
 class Array(NamedTuple):
     """An array that a kernel can be told of."""
@@ -63,8 +66,8 @@ def accumulator(dtype: str) -> str:
 
 
 def bits(dtype: str) -> str:
-    """Returns what NumPy has for elements of a dtype: bfloat16 it knows only where another package is imported."""
-    return "uint16" if dtype == "bfloat16" else dtype
+    """Returns what NumPy itself has for elements of a dtype."""
+    return BITS.get(dtype, dtype)
 
 
 def of_numpy(array: np.ndarray, dtype: str = "") -> Array:

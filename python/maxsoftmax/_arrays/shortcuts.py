@@ -7,6 +7,7 @@ like that one, because memory begins where no element should.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import sys
@@ -109,10 +110,16 @@ def discard(error: int) -> None:
         _native.fail(error)
 
 
-def along(plan: _native.Plan, dtype: str) -> Again:
-    """Returns what computes an op like softmax: one array in, one of the same shape and layout out."""
+def along(plan: _native.Plan, dtype: str, out: Any = None) -> Again:
+    """Returns what computes an op like softmax: one array in, one of the same shape and layout out.
+
+    Args:
+        plan: What computes it.
+        dtype: The name of the dtype of the array.
+        out: The result's dtype, None for the same.
+    """
     run, call, fail, odd = plan.run, plan.call, _native.fail, SIZES[dtype] - 1
-    at, empty_like = address, np.empty_like
+    at, empty_like = address, like(out)
 
     def again(x: np.ndarray) -> np.ndarray | None:
         _ = plan
@@ -126,6 +133,11 @@ def along(plan: _native.Plan, dtype: str) -> Again:
         return y
 
     return again
+
+
+def like(out: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what makes an array like another one, of a dtype, None for the same."""
+    return np.empty_like if out is None else functools.partial(np.empty_like, dtype=out)
 
 
 def buffers(plan: _native.Plan, outs: Sequence[Array], ins: Sequence[Array], order: Sequence[int]) -> Again:

@@ -13,7 +13,7 @@ from typing import Any
 from rich import filesize
 
 from maxsoftmax import _native
-from maxsoftmax._arguments import BLOCK_SIZE, UNROLL, check_algorithm
+from maxsoftmax._arguments import BLOCK_SIZE, OUT, UNROLL, check_algorithm
 from maxsoftmax._commands import parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph.extension import run_mojo
@@ -49,6 +49,9 @@ def add(commands: Any) -> None:
         "--op", action="append", choices=OPS, metavar="OP", help=f"may be repeated: {', '.join(OPS)} (default: all)"
     )
     parser.add_argument(
+        "--out-dtype", choices=OUT, metavar="T", help=f"what softmax and log_softmax write: {', '.join(OUT)}"
+    )
+    parser.add_argument(
         "--algorithm", default="auto", metavar="NAME", help="of softmax: auto, or a kernel's name (default: auto)"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
@@ -58,14 +61,21 @@ def add(commands: Any) -> None:
 def _compile(options: argparse.Namespace) -> int:
     algorithm = check_algorithm(options.algorithm, options.device)
     wanted = target(options.device, options.arch)
-    names = warm.libraries(options.op)
+    names = warm.libraries(options.op, options.out_dtype)
     if algorithm != "auto":
         if options.op and set(options.op) != {"softmax"}:
             raise ValueError(f"--algorithm {algorithm} is one of softmax: leave --op {options.op[0]} out")
+        if options.out_dtype:
+            raise ValueError(f"--algorithm {algorithm} writes the dtype of logits: leave --out-dtype out")
         names = ["softmax"]
     dtypes = dict.fromkeys(dtype.name for dtype in options.dtype or [parse.dtype("float32")])
     libraries = [
-        library(name, dtype, wanted, algorithm, block_size=BLOCK_SIZE, unroll=UNROLL)
+        library(
+            *(name, dtype, wanted, algorithm),
+            block_size=BLOCK_SIZE,
+            unroll=UNROLL,
+            out_dtype="" if options.out_dtype in (None, dtype) else options.out_dtype,
+        )
         for dtype in dtypes
         for name in names
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from maxsoftmax._arguments import OUT
+
 POINTERS = {
     "softmax": 3,
     "softmax_forms": 7,
@@ -41,6 +43,9 @@ OPS = {
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """What there are libraries for."""
 
+CONVERTING = ("softmax", "softmax_forms", "log_softmax")
+"""The libraries whose results may be of another dtype."""
+
 
 class Target(NamedTuple):
     """What a library is for."""
@@ -68,6 +73,8 @@ class Library(NamedTuple):
     """Threads a block, of a GPU's kernel other than "auto"."""
     unroll: int | None = None
     """Vectors that a thread has under way at a time, of the same."""
+    out_dtype: str = ""
+    """Of the results, if it is another one: of `OUT`."""
 
     def defines(self) -> dict[str, str]:
         """Returns what the compiler is told to define, by name."""
@@ -78,11 +85,14 @@ class Library(NamedTuple):
             told["BLOCK_SIZE"] = self.block_size
         if self.unroll is not None:
             told["UNROLL"] = self.unroll
+        if self.out_dtype:
+            told["OUT_DTYPE"] = self.out_dtype
         return {name: str(value) for name, value in told.items()}
 
     def bundle(self) -> Library | None:
         """Returns the library that has this one's functions among others, if there is such a one."""
-        alone = self.name == BUNDLE or self.algorithm != "auto" or self.target.kind != "cpu"
+        special = self.name == BUNDLE or self.algorithm != "auto" or self.out_dtype
+        alone = special or self.target.kind != "cpu"
         return None if alone else Library(BUNDLE, self.dtype, self.target)
 
     def about(self) -> dict[str, object]:
@@ -95,6 +105,7 @@ class Library(NamedTuple):
             "algorithm": self.algorithm,
             "block_size": self.block_size,
             "unroll": self.unroll,
+            "out_dtype": self.out_dtype,
         }
 
     def file_name(self, target_cpu: str = "") -> str:
@@ -104,17 +115,26 @@ class Library(NamedTuple):
             target_cpu: The CPU that it was built for, if that was said.
         """
         algorithm = "" if self.algorithm == "auto" else self.algorithm
-        parts = [self.name, self.dtype, self.target.kind, self.target.architecture, algorithm, target_cpu]
+        place = [self.target.kind, self.target.architecture]
+        parts = [self.name, self.dtype, self.out_dtype, *place, algorithm, target_cpu]
         return "-".join(re.sub(r"[^\w.-]", "_", part) for part in parts if part) + ".so"
 
     def __str__(self) -> str:
         algorithm = "" if self.algorithm == "auto" else f" by {self.algorithm}"
         name = "every op" if self.name == BUNDLE else self.name
-        return f"{name} of {self.dtype}{algorithm} for the {self.target}"
+        out = f" to {self.out_dtype}" if self.out_dtype else ""
+        return f"{name} of {self.dtype}{out}{algorithm} for the {self.target}"
 
 
 def library(
-    name: str, dtype: str, target: Target, algorithm: str = "auto", *, block_size: int = 128, unroll: int = 4
+    name: str,
+    dtype: str,
+    target: Target,
+    algorithm: str = "auto",
+    *,
+    block_size: int = 128,
+    unroll: int = 4,
+    out_dtype: str = "",
 ) -> Library:
     """Returns the library for a call; what its kernel does not leave to the caller makes no other one.
 
@@ -125,6 +145,10 @@ def library(
         raise ValueError(f"there is no library for {name!r} of {dtype!r}")
     if algorithm != "auto" and name != "softmax":
         raise ValueError(f"algorithm {algorithm!r} is one of softmax: {name} has none but 'auto'")
+    if out_dtype:
+        if name not in CONVERTING or out_dtype not in OUT or out_dtype == dtype or algorithm != "auto":
+            raise ValueError(f"there is no library for {name!r} of {dtype!r} to {out_dtype!r} by {algorithm!r}")
+        return Library(name, dtype, target, out_dtype=out_dtype)
     if algorithm == "auto" or target.kind == "cpu":
         return Library(name, dtype, target, algorithm)
     return Library(name, dtype, target, algorithm, block_size, unroll)

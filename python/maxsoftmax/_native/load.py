@@ -49,7 +49,9 @@ _locks: dict[Library | int, threading.Lock] = {}
 
 
 @functools.lru_cache(maxsize=1024)
-def functions(name: str, dtype: str, device: int, algorithm: str, choices: tuple[int, int]) -> Functions:
+def functions(
+    name: str, dtype: str, device: int, algorithm: str, choices: tuple[int, int], *, out_dtype: str = ""
+) -> Functions:
     """Returns the functions of a library, which is built (seconds) unless this or an earlier process has done that.
 
     Args:
@@ -59,13 +61,16 @@ def functions(name: str, dtype: str, device: int, algorithm: str, choices: tuple
         algorithm: The kernel, or "auto".
         choices: Threads a block, and vectors that a thread has under way at a time, where the kernel leaves them to
             the caller.
+        out_dtype: Of the results, by name, if it is another one.
 
     Raises:
         ValueError: If there is no such library or device.
         RuntimeError: If it cannot be built, or the device not be opened.
     """
     block_size, unroll = choices
-    loaded = load(library(name, dtype, devices.target(device), algorithm, block_size=block_size, unroll=unroll))
+    target = devices.target(device)
+    wanted = library(name, dtype, target, algorithm, block_size=block_size, unroll=unroll, out_dtype=out_dtype)
+    loaded = load(wanted)
     return Functions(_context(loaded, device), loaded.run, loaded.scratch)
 
 

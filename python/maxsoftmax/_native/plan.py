@@ -50,6 +50,7 @@ def plan(
     algorithm: str = "auto",
     block_size: int = 128,
     unroll: int = 4,
+    out_dtype: str = "",
 ) -> Plan:
     """Returns how to compute something; the first for a library loads it (milliseconds) or builds it (seconds).
 
@@ -62,12 +63,13 @@ def plan(
         algorithm: Of softmax, its kernel.
         block_size: Threads a block, where the kernel leaves it to the caller.
         unroll: Vectors that a thread has under way at a time, where the kernel leaves it to the caller.
+        out_dtype: Of the results, by name, if it is another one.
 
     Raises:
         ValueError: If there is no such library or device.
         RuntimeError: If it cannot be built, or the device not be opened.
     """
-    found = functions(name, dtype, device, algorithm, (block_size, unroll))
+    found = functions(name, dtype, device, algorithm, (block_size, unroll), out_dtype=out_dtype)
     values = (found.context, *rows, fork.threads(), *options)
     # An option that nobody gave is 0, and not what lies behind.
     words = (ctypes.c_int64 * max(WORDS, len(values)))(*values)

@@ -6,15 +6,22 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from maxsoftmax._arguments import OUT
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
-from maxsoftmax._native.description import BUNDLE, DTYPES, OPS, POINTERS, Library, library
+from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def warm_up(*, ops: Iterable[str] | None = None, dtypes: Iterable[str] = ("float32",), device: Any = None) -> None:
+def warm_up(
+    *,
+    ops: Iterable[str] | None = None,
+    dtypes: Iterable[str] = ("float32",),
+    out_dtype: str | None = None,
+    device: Any = None,
+) -> None:
     """Builds and loads what calls on arrays need, so that they need not wait for it.
 
     An op takes a few seconds; two cores build all that there is for a CPU, in four dtypes, within a minute. What this
@@ -23,21 +30,23 @@ def warm_up(*, ops: Iterable[str] | None = None, dtypes: Iterable[str] = ("float
     Args:
         ops: Names of functions of this package that take arrays, such as "softmax"; all of them if None.
         dtypes: Of the arrays: "float32", "bfloat16", "float16" and "float64".
+        out_dtype: The name of what results are of, as for `softmax`; "softmax" and "log_softmax" have that choice.
         device: Where they will be called: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; the CPU if None.
 
     Raises:
         TypeError: If `ops` or `dtypes` is a string, or `device` is neither a string nor a device.
-        ValueError: If there is no such op, dtype or device.
+        ValueError: If there is no such op, dtype or device, or an op has no choice of `out_dtype`.
         RuntimeError: If something cannot be built; the message is the compiler's.
     """
-    names = libraries(ops)
+    names = libraries(ops, out_dtype)
     chosen = _several("dtypes", dtypes, DTYPES)
     place = devices.CPU if device is None else devices.index(device)
     target = devices.target(place)
-    wanted = [library(name, dtype, target) for dtype in chosen for name in names]
+    outs = {dtype: "" if out_dtype in (None, dtype) else str(out_dtype) for dtype in chosen}
+    wanted = [library(name, dtype, target, out_dtype=outs[dtype]) for dtype in chosen for name in names]
     parallel(_make, together(each for each in wanted if not load.is_there(each)))
     for name, dtype, *_ in wanted:
-        load.functions(name, dtype, place, "auto", (0, 0))
+        load.functions(name, dtype, place, "auto", (0, 0), out_dtype=outs[dtype])
 
 
 def together(wanted: Iterable[Library]) -> list[Library]:
@@ -58,16 +67,29 @@ def _make(wanted: Library) -> None:
         load.load(wanted)
 
 
-def libraries(ops: Iterable[str] | None) -> list[str]:
+def libraries(ops: Iterable[str] | None, out_dtype: str | None = None) -> list[str]:
     """Returns the libraries that functions call, each once; all of them for None.
+
+    Args:
+        ops: Names of functions.
+        out_dtype: What results are to be of, if that is said.
 
     Raises:
         TypeError: If `ops` is a string.
-        ValueError: If there is no such function.
+        ValueError: If there is no such function or dtype, or a function has no choice of one.
     """
+    if out_dtype is None:
+        allowed = tuple(POINTERS)
+    else:
+        _several("out_dtype", [out_dtype], OUT)
+        allowed = CONVERTING
     if ops is None:
-        return list(POINTERS)
-    return list(dict.fromkeys(name for op in _several("ops", ops, OPS) for name in OPS[op]))
+        return list(allowed)
+    names = list(dict.fromkeys(name for op in _several("ops", ops, OPS) for name in OPS[op]))
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"out_dtype {out_dtype} goes with softmax and log_softmax, and {name} has none")
+    return names
 
 
 def parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
