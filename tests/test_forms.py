@@ -145,6 +145,50 @@ def test_rows_of_16_bits_with_a_sink_around_every_edge(device, beyond):
         np.testing.assert_allclose(y, attention(x, **options), rtol=8.1e-3, atol=1e-35, err_msg=str(keys))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scaled_rows_around_every_edge(device, dtype):
+    # Numbers, what is a number for each row, and one for each element.
+    cases = [
+        {"scale": 0.3, "temperature": 0.7, "causal": True, "sink": logits((2, 1, 1), seed=2)},
+        {"scale": -0.3},
+        {"scale": logits((3, 1), seed=5), "causal": True},
+        {"temperature": np.linspace(0.5, 2, 3, dtype=np.float32)[:, None], "mask": logits((2, 1, 1), seed=4)},
+    ]
+    rtol, atol = (8.1e-3, 1e-35) if dtype == "bfloat16" else (4e-6, 1e-30)
+    for keys in [edge + beyond for edge in [4, 8, 16, *EDGES] for beyond in (-1, 0, 1, 8)]:
+        x = logits((2, 3, keys), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        x[0, 2, -1] = 90
+        for i, options in enumerate(cases):
+            y = maxsoftmax.softmax(x, device=device, **options)
+            reference = attention(x, **options)
+            np.testing.assert_allclose(
+                y.astype(np.float64), reference, rtol=rtol, atol=atol, err_msg=f"{keys} elements, case {i}"
+            )
+
+
+def test_numbers_in_a_graph(device):
+    # The logits as they lie in memory, computed by the graph, and results that it computes with; along two axes.
+    where = runtime.device(device)
+    x = logits((3, 37, 1001))
+    options = {"scale": 0.3, "causal": True, "temperature": 0.7}
+    with Graph("numbers", input_types=[TensorType(DType.float32, x.shape, DeviceRef.from_device(where))]) as graph:
+        plain = maxsoftmax.ops.softmax(graph.inputs[0], **options)
+        computed = maxsoftmax.ops.softmax(max_ops.negate(graph.inputs[0].tensor), **options)
+        used = max_ops.negate(maxsoftmax.ops.softmax(graph.inputs[0], scale=-0.3))
+        other = maxsoftmax.ops.softmax(graph.inputs[0], axis=1, scale=0.3)
+        graph.output(plain, computed, used, other)
+    model = InferenceSession(devices=[where]).load(graph)
+    found = [y.to_numpy() for y in model.execute(Buffer.from_numpy(x).to(where))]
+    wanted = [
+        attention(x, **options),
+        attention(-x, **options),
+        -attention(x, scale=-0.3),
+        attention(x, 1, scale=0.3),
+    ]
+    for y, reference in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(y, reference, rtol=4e-6, atol=1e-30)
+
+
 def test_a_mask_that_the_graph_computes_by_broadcasting(device):
     where = runtime.device(device)
     place = DeviceRef.from_device(where)

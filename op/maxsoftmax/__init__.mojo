@@ -11,7 +11,7 @@ from .direct import (
     softmax_backward,
     statistics,
 )
-from .ops.forms import Forms, Kind, Operand, formed_softmax
+from .ops.forms import Forms, Kind, Operand
 from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .math.loss import LossOptions, Reduction, Targets
@@ -26,6 +26,7 @@ from .registry import (
     LogSumExp,
     MaskedSoftmax,
     MaxSum,
+    ScaledSoftmax,
     SinkSoftmax,
     Softmax,
     SoftmaxBackward,

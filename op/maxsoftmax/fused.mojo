@@ -4,10 +4,14 @@ computed as it is read, or handed on as it is computed, elsewhere."""
 from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _FusedOutputTensor as FusedOutputTensor
 
+from extensibility.managed_tensor_slice import InputFusion
 from max.gpu.host.info import is_cpu
+from std.utils import IndexList
 
 from .cpu.kernels import Cpu
+from .math.online import accumulator
 from .ops.finish import Finish
+from .ops.forms import Forms
 from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .io.logits import Logits, address, is_plain
@@ -72,6 +76,115 @@ def softmax[
         masked_softmax[
             target, axis, False, False, False, has_epilogue_fusion, finish
         ](y, x, x, queue, out_scale)
+
+
+@inline(.always)
+def scaled_softmax[
+    target: StaticString,
+    axis: Int,
+    causal: Bool,
+    has_prologue_fusion: Bool,
+    has_epilogue_fusion: Bool,
+](
+    y: FusedOutputTensor,
+    x: FusedInputTensor[rank=y.rank, ...],
+    scale: Float64,
+    temperature: Float64,
+    out_scale: Float64,
+    queue: Queue,
+) raises:
+    """Computes softmax of logits that are multiplied and divided by numbers, causal or not.
+
+    Parameters:
+        target: Where to compute: "cpu" or "gpu".
+        axis: Which axis sums to 1, counted from 0.
+        causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
+        has_prologue_fusion: Whether MAX fused anything into the input.
+        has_epilogue_fusion: Whether MAX fused anything into the output.
+
+    Args:
+        y: Probabilities, of the shape of `x`.
+        x: Logits.
+        scale: What they are multiplied by.
+        temperature: What they are then divided by.
+        out_scale: What results of float8 are multiplied by.
+        queue: The device.
+    """
+    var rows = Rows.of[axis](x.shape())
+    if rows.is_empty():
+        return
+    comptime if (
+        is_plain[x.InFusion, x.dtype, x.rank, has_prologue_fusion]()
+        and not has_epilogue_fusion
+    ):
+        var queries = x.shape()[axis - 1] if axis > 0 else 1
+        KernelsOf[target].formed[x.dtype, y.dtype, axis == x.rank - 1](
+            y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
+            address[x.dtype, x.rank](x.in_fusion),
+            Forms[x.dtype].of_numbers(
+                rows, queries, causal, scale, temperature
+            ),
+            out_scale,
+            queue,
+        )
+    else:
+        comptime accum = accumulator[x.dtype]()
+        comptime From = Scaled[x.InFusion, x.dtype]
+        var results = Results[
+            y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
+        ](
+            y.out_fusion,
+            y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
+            y.shape(),
+            out_scale,
+        )
+        var logits = Logits[From, accum, x.rank, axis, causal](
+            From(
+                x.in_fusion,
+                scale.cast[accum](),
+                temperature.cast[accum](),
+            ),
+            x.shape(),
+            causal,
+        )
+        KernelsOf[target].fused[has_sink=False, finish=Finish.PROBABILITIES](
+            results,
+            logits,
+            Logits[From, accum, x.rank, axis, False](
+                logits.fusion, x.shape(), causal
+            ),
+            queue,
+        )
+
+
+@fieldwise_init
+struct Scaled[Fusion: InputFusion, of: DType](InputFusion):
+    """What MAX fused into an input, multiplied and divided by numbers.
+
+    Parameters:
+        Fusion: What is loaded.
+        of: Its dtype.
+    """
+
+    var fusion: Self.Fusion
+    """What is loaded."""
+    var scale: Scalar[accumulator[Self.of]()]
+    """What it is multiplied by."""
+    var temperature: Scalar[accumulator[Self.of]()]
+    """What it is then divided by."""
+
+    @inline(.always)
+    def load[
+        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
+    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
+        """Returns elements."""
+        comptime accum = accumulator[Self.of]()
+        var z = self.fusion.load[Self.of, rank, simd_width, element_alignment](
+            idx
+        ).cast[accum]()
+        return rebind[SIMD[dtype, simd_width]](
+            z * self.scale / self.temperature
+        )
 
 
 @inline(.always)

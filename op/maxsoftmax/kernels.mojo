@@ -6,6 +6,7 @@ A library for one kind of device imports the kernels of that kind only: the comp
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from .ops.finish import Finish
+from .ops.forms import Forms
 from .io.logits import Logits
 from .math.loss import LossOptions, Targets
 from .math.online import accumulator
@@ -119,6 +120,20 @@ trait Kernels:
         queue: Queue,
     ) raises:
         """Writes the gradient of logits of losses."""
+        ...
+
+    @staticmethod
+    def formed[
+        dtype: DType, out_dtype: DType, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        forms: Forms[dtype],
+        out_scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale.
+        """
         ...
 
     @staticmethod

@@ -100,6 +100,56 @@ struct FusedSoftmax:
         )
 
 
+@compiler.register("softmax_scaled")
+struct ScaledSoftmax:
+    """The op `softmax_fused` of logits that are multiplied and divided by numbers, and may be those of attention.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString,
+        axis: Int,
+        causal: Bool,
+        scale: Int,
+        temperature: Int,
+        out_scale: Int,
+        has_prologue_fusion: Bool,
+        has_epilogue_fusion: Bool,
+    ](
+        y: FusedOutputTensor,
+        x: FusedInputTensor[rank=y.rank, ...],
+        ctx: DeviceContext,
+    ) capturing raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: Which axis sums to 1, counted from 0.
+            causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end; a row in
+                which nothing takes part is then 0, not NaN.
+            scale: What logits are multiplied by, as the bits of a Float64.
+            temperature: What they are then divided by, as well.
+            out_scale: What results of float8 are multiplied by, as well.
+            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
+            has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
+
+        Args:
+            y: Probabilities, of the shape of `x`.
+            x: Logits: float32, bfloat16, float16 or float64.
+            ctx: The device.
+        """
+        fused.scaled_softmax[
+            target, axis, causal, has_prologue_fusion, has_epilogue_fusion
+        ](
+            y,
+            x,
+            _float(scale),
+            _float(temperature),
+            _float(out_scale),
+            ctx,
+        )
+
+
 @compiler.register("softmax_masked")
 struct MaskedSoftmax:
     """Softmax as attention has it, of logits that are computed as they are read.

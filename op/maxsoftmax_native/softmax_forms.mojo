@@ -10,7 +10,6 @@ from maxsoftmax.ops.forms import (
     Kind,
     Operand,
     RANK,
-    formed_softmax,
 )
 from maxsoftmax.math.online import accumulator
 from maxsoftmax.queue import Queue
@@ -104,14 +103,16 @@ struct FormedSoftmax(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            formed_softmax[Here, contiguous](
+            Here.formed[DTYPE, OUT_DTYPE, contiguous](
                 pointers.target[OUT_DTYPE](0),
                 pointers.source[DTYPE](1),
                 forms,
-                queue,
                 call.number(OUT_SCALE),
+                queue,
             )
 
+        if forms.is_empty():
+            return
         if forms.shape[AXIS + 1] == 1:
             compute[True]()
         else:

@@ -501,6 +501,13 @@ def _bits(number: float) -> int:
 
 def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> TensorValue:
     """Adds softmax of what `wanted` makes of `x`, which the kernel computes as it reads `x`."""
+    type, written = _written(x, out)
+    if wanted.mask is None and wanted.sink is None:
+        numbers = [1.0 if number is None else number for number in (wanted.scale, wanted.temperature)]
+        if all(map(forms.is_number, numbers)):
+            bits = dict(zip(("scale", "temperature"), map(_bits, numbers), strict=True))
+            (y,) = _call("softmax_scaled", [x], [type], {"axis": axis, "causal": wanted.causal, **bits, **written})
+            return y
     wide = accumulator(x.dtype)
     rows = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
     scale = _operand("scale", wanted.scale, x, x.shape)
@@ -516,7 +523,6 @@ def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Te
         z = z / max_ops.cast(temperature, wide)
     if mask is not None and mask.dtype == DType.bool:
         z = max_ops.where(mask, z, max_ops.constant(-np.inf, wide, x.device))
-    type, written = _written(x, out)
     parameters = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked, **written}
     if sink is None:
         (y,) = _call("softmax_masked", [z], [type], parameters)

@@ -3,6 +3,7 @@
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
+from ..ops.forms import Forms
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.loss import LossOptions, Targets, log_of_sum
@@ -11,6 +12,7 @@ from ..queue import Queue
 from ..io.results import Results
 from ..io.rows import Rows, Source, Target
 from .cross_entropy import gradients, losses, wrong_target
+from .forms import formed
 from .memory import store
 from .naive import naive
 from .operations import (
@@ -170,6 +172,19 @@ struct Cpu(Kernels):
         gradients[dtype, up, contiguous](
             dx, x, pairs, targets, dloss, rows, options, queue
         )
+
+    @staticmethod
+    def formed[
+        dtype: DType, out_dtype: DType, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        forms: Forms[dtype],
+        out_scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax of what is made of logits."""
+        formed[Self, contiguous](y, x, forms, out_scale, queue)
 
     @staticmethod
     def fused[

@@ -179,7 +179,7 @@ struct ComputedRow[
 
     @inline(.always)
     def length(self, n: Int) -> Int:
-        return min(n, self.x.length)
+        return min(n, self.x.end)
 
     @inline(.always)
     def load[
@@ -205,16 +205,16 @@ def _load[
     @inline(.always)
     def piece[size: Int](lane: Int) {imm} -> SIMD[accum, size]:
         comptime if row.axis == row.rank - 1:
-            return rebind[SIMD[accum, size]](row.load[size](i + lane))
+            return rebind[SIMD[accum, size]](row.load[size, 1](i + lane))
         else:
             return rebind[SIMD[accum, size]](
-                row.beside(column + lane).load[size](i)
+                row.beside(column + lane).load[size, 1](i)
             )
 
     # As wide as vectors of the hardware: what computes them may take wider ones apart.
     comptime size = min(Int(width), 64 // size_of[accum]())
     comptime half = max(1, size // 2)
-    if i >= row.length:
+    if i >= row.end:
         return result
     if count >= Int(width):
         comptime for lane in range(0, Int(width), size):
@@ -226,7 +226,7 @@ def _load[
             result = result.insert[offset=0](piece[half](0))
             lane = half
     else:
-        count = min(count, row.length - i)
+        count = min(count, row.end - i)
     while lane < count:
         result[lane] = piece[1](lane)
         lane += 1

@@ -24,9 +24,10 @@ from ..math.loss import (
 )
 from ..math.online import accumulator
 from ..queue import Queue, Scratch
+from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
 from .hardware.pdl import pdl_wait, pdl_attributes
-from .partition.row import Part
+from .partition.row import MemoryPart
 from .totals import BLOCK_SIZE, Parts, counts_kernel
 from .hardware.tree_reduction import MAX_GRID
 
@@ -75,7 +76,7 @@ def gradients_kernel[
         ignored: The class of rows that do not count.
         smoothing: Share of the target that is spread over all classes.
     """
-    comptime P = Part[dtype, team]
+    comptime P = MemoryPart[dtype, team]
     comptime vectors = ELEMENTS // P.width
     comptime exact = size_of[dtype]() > 2
     var thread = Int(thread_idx.x)
@@ -88,15 +89,15 @@ def gradients_kernel[
         Int(grid_dim.x) * teams,
     ):
         var part = P(
-            dx,
-            x,
+            MemoryTarget(dx),
+            MemorySource(x),
             row,
             Int(n),
             thread % team,
             Int(block_idx.y),
             team * vectors * ROUNDS,
         )
-        var edges = part.load_edges(x, 0)
+        var edges = part.load_edges(0)
         var target = Class(targets[row], n, ignored)
         var scale = upstream[row]
         if target.is_ignored:
@@ -119,7 +120,7 @@ def gradients_kernel[
         # The target's own gradient is written after those of its vector, by the same thread.
         comptime round = team * P.width
         var place = Int64(
-            (Int(part.source) - Int(x)) // size_of[dtype]() - row * Int(n)
+            (Int(part.source.first) - Int(x)) // size_of[dtype]() - row * Int(n)
         )
         var ahead = target.index - place
         var has_target = (
@@ -146,13 +147,13 @@ def gradients_kernel[
                         if part.has(i + j):
                             # A row that does not count has no gradient, whatever is in it.
                             if target.is_ignored:
-                                part.store[aligned](i + j, P.Raw(0))
+                                part.store[aligned](i + j, 0)
                             else:
                                 part.store[aligned](
                                     i + j,
                                     gradient(
                                         raw[j].cast[DType.float32](), even
-                                    ).cast[dtype](),
+                                    ),
                                 )
         if has_target:
             dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient(
@@ -161,12 +162,12 @@ def gradients_kernel[
         var results = P.Edges(0)
         if not target.is_ignored:
             comptime for i in range(2):
-                var is_target = part.edges[i] == Int64(row) * n + target.index
+                var is_target = place + part.edges[i] == target.index
                 results[i] = gradient(
                     SIMD[DType.float32, 1](edges[i]),
                     even + aim if is_target else even,
                 )[0]
-        part.store_edges(dx, results)
+        part.store_edges(results)
 
 
 @__llvm_metadata(

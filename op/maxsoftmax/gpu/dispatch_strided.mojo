@@ -11,12 +11,11 @@ from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.rows import Rows
+from ..io.rows import Rows, VECTOR_BYTES
 from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
 from .fallback import fallback
 from .resident_strided import resident_strided, resident_room
 from .streaming_strided import streaming_strided
-from .partition.stripe import VECTOR_BYTES
 
 
 def strided[

@@ -3,6 +3,7 @@
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
+from ..ops.forms import Forms
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.loss import LossOptions, Targets
@@ -10,12 +11,13 @@ from ..math.online import accumulator
 from ..queue import Queue
 from ..io.results import Results
 from ..io.rows import Rows, Source, Target
-from .converted import converted
 from .dispatch_backward import backward
 from .dispatch import auto
+from .dispatch_converted import converted
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
 from .dispatch_computed import fused
+from .dispatch_forms import formed
 from .statistics import logsumexp, max_sum_apart
 from .softmax import softmax as from_memory
 
@@ -129,6 +131,19 @@ struct Gpu(Kernels):
         gradients[contiguous=contiguous](
             dx, x, pairs, targets, dloss, rows, options, queue
         )
+
+    @staticmethod
+    def formed[
+        dtype: DType, out_dtype: DType, contiguous: Bool
+    ](
+        y: Target[out_dtype],
+        x: Source[dtype],
+        forms: Forms[dtype],
+        out_scale: Float64,
+        queue: Queue,
+    ) raises:
+        """Writes softmax of what is made of logits."""
+        formed[contiguous](y, x, forms, out_scale, queue)
 
     @staticmethod
     def fused[

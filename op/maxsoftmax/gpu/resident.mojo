@@ -23,12 +23,13 @@ from ..math.exponential import Scale, logarithm, quick_exp
 from ..ops.finish import Finish
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from .hardware.cluster import Cluster, Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
 from .partition.row import LINE_BYTES, Part, again
 from .hardware.slots import Slots, wait_after
-from .partition.stripe import VECTOR_BYTES
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
 
 
@@ -36,12 +37,19 @@ comptime GROUP = 4
 """Vectors in registers whose exponentials are summed before they are added to the others."""
 
 
+def kept_dtype[elements: DType]() -> DType:
+    """Returns what is kept in shared memory: of logits of 16 bits themselves, of others float32, in the end exponentials.
+    """
+    return elements if size_of[elements]() == 2 else DType.float32
+
+
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
     `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
 )
 def resident_kernel[
-    dtype: DType,
+    S: RowSource,
+    T: RowTarget,
     finish: Finish,
     block_size: Int,
     team: Int,
@@ -50,46 +58,63 @@ def resident_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
-](y: Target[dtype], x: Source[dtype], rows: Int64, n: Int64, share: Int64):
-    """Writes the softmax of `rows` rows of `n` contiguous elements.
+](y: T, x: S, rows: Int64, n: Int64, share: Int64):
+    """Writes the softmax of `rows` rows of `n` elements along the last axis, or what else `finish` says.
 
     Parameters:
-        dtype: Dtype of both tensors, of 4 bytes or 2.
+        S: Where logits come from: of 4 bytes or 2.
+        T: Where results go.
         finish: What of each row is written.
         block_size: Threads a block.
         team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
-        vectors: Vectors of 16 bytes that a thread holds in registers.
+        vectors: Vectors that a thread holds in registers.
         min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share a row.
-        width: Elements a vector: as many as have 16 bytes, or 1.
+        width: Elements a vector; of computed logits `n` is a multiple of it.
 
     Args:
-        y: Probabilities, or what else is written; may be the same memory as `x`.
+        y: Probabilities, or what else is written; may be the same memory as that of `x`.
         x: Logits.
         rows: How many.
         n: Length of each.
         share: Vectors of a row that a block takes.
     """
-    comptime P = Part[dtype, team, width]
-    comptime exact = size_of[dtype]() > 2
-    # What is needed again is kept in place of the logits.
-    comptime keeps = exact and finish == Finish.PROBABILITIES
-    # Nothing else is read or written meanwhile that exponentials could hide behind: at 50257 columns of float32 the
-    # exact ones kept reading at 0.76 of its rate.
-    comptime quick = exact and finish == Finish.PAIR
-    comptime Vector = SIMD[DType.float32, P.width]
+    comptime F = DType.float32
+    comptime P = Part[S, T, team, width]
+    comptime Vector = SIMD[F, width]
+    comptime stored = T.Line.stored
+    comptime in_memory = S.Line.in_memory and (S.Line.elements == S.Line.held)
+    comptime scaled = S.Line.scaled
+    comptime exponentials = finish == Finish.PROBABILITIES
+    # Exponentials of a relative error of 1e-7, in thirteen operations; others are for differences between numbers of 16 bits,
+    # and results of as many.
+    comptime exact = size_of[S.elements]() > 2 or size_of[stored]() > 2 or (
+        S.has_sink and not scaled
+    )
+    # Differences that are exact, and exponentials in three operations. Of pairs nothing else is read or written meanwhile
+    # that exponentials could hide behind: at 50257 columns of float32 the exact ones kept reading at 0.76 of its rate.
+    comptime quick = exact and (finish == Finish.PAIR or size_of[stored]() <= 2)
+    # What is needed again is kept in place of the logits, unless that takes twice the registers.
+    comptime keeps = exponentials and S.Line.held == F
+    comptime Kept = Slots[kept_dtype[S.elements](), team, width]
+    comptime keeps_slots = exponentials and Kept.dtype == F
+    comptime merged = clustered or S.has_sink
+    comptime skips = not in_memory
+    # What sums are counted in is that of the scale.
+    comptime in_scale = quick and (merged or not exponentials)
     comptime teams = block_size // team
     comptime warps = max(1, team // WARP_SIZE)
     # With slots, one more vector in registers: of the last round, which not all threads have.
     comptime held = vectors + 1 if slotted else vectors
+    comptime nothing = neg_inf[F]()
     var maxima = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
     var sums = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
-    var slots = Slots[dtype, team, P.width]()
+    var slots = Kept()
     var thread = Int(thread_idx.x)
     var lane = thread % team
     var cluster = Cluster[clustered]()
@@ -100,126 +125,211 @@ def resident_kernel[
             # Its threads only keep the others company at the barriers.
             part.clear()
     var last = max(vectors, part.rounds())
+    # Rounds of slots that are read.
+    var stop = last
+    comptime if S.is_causal:
+        stop = min(last, max(vectors, part.rounds_read()))
 
-    comptime if clustered:
+    comptime if clustered or not in_memory:
         # Several waves of long rows hide it: 256×128256 bfloat16 took 38.6 µs with the other, 37.6 with this.
         pdl_wait()
     else:
-        pdl_wait_with(Int(part.source) | Int(part.ahead) << 56)
-    comptime if slotted:
-        for i in range(vectors, last):
-            slots.stage(i - vectors, part, i)
-    var raw = Array[P.Raw, held](fill=P.Raw(neg_inf[dtype]()))
+        pdl_wait_with(Int(part.source.address(0)) | Int(part.ahead) << 56)
+    comptime if slotted and in_memory:
+        for i in range(vectors, stop):
+            if part.reads(i):
+                slots.fetch(
+                    i - vectors,
+                    rebind[Source[Kept.dtype]](part.source.address(P.place(i))),
+                )
+    var raw = Array[P.Raw, held](fill=P.Raw(neg_inf[S.Line.held]()))
     comptime for j in range(held):
         var i = j if j < vectors else last
-        if part.has(i):
+        if part.reads(i):
             raw[j] = part.load(i)
-    var edges = part.load_edges(x)
+    var edges = part.load_edges()
 
+    comptime if scaled:
+        if not part.whole:
+            comptime for j in range(held):
+                raw[j] = part.source.limited(
+                    P.place(j if j < vectors else last), raw[j]
+                )
+    elif S.Line.transformed:
+        comptime for j in range(held):
+            var i = j if j < vectors else last
+            if part.reads(i):
+                raw[j] = rebind[P.Raw](part.logits(i, raw[j]))
     var largest = raw[0]
     comptime for j in range(1, held):
         largest = maximum(largest, raw[j])
-    comptime if slotted:
+    comptime if slotted and in_memory:
         wait_after(largest_lane(largest))
-        for i in range(vectors, last):
-            largest = maximum(largest, slots.take(i - vectors))
-    var m = team_reduce[team, greater](
-        maxima,
-        thread,
-        maximum(
-            largest_lane(largest).cast[DType.float32](),
-            largest_lane(edges),
-        ) if width
-        > 1 else largest_lane(largest).cast[DType.float32](),
-    )
+        for i in range(vectors, stop):
+            var found = rebind[P.Raw](slots.take(i - vectors))
+            comptime if S.Line.transformed:
+                if part.reads(i):
+                    found = rebind[P.Raw](part.logits(i, found))
+                else:
+                    found = P.Raw(neg_inf[S.Line.held]())
+                slots.keep(i - vectors, rebind[Kept.Values](found))
+            elif scaled:
+                if not part.whole:
+                    found = part.source.limited(P.place(i), found)
+                    slots.keep(i - vectors, rebind[Kept.Values](found))
+            largest = maximum(largest, found)
+    elif slotted:
+        for i in range(vectors, stop, vectors):
+            # As many at a time as there are registers for, all under way at once.
+            var next = Array[P.Raw, vectors](fill=P.Raw(neg_inf[S.Line.held]()))
+            comptime for j in range(vectors):
+                if i + j < stop and part.reads(i + j):
+                    next[j] = part.load(i + j)
+            comptime for j in range(vectors):
+                if i + j < stop:
+                    largest = maximum(largest, next[j])
+                    slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
+    var mine = largest_lane(largest).cast[F]()
+    comptime if P.peeled:
+        mine = maximum(mine, largest_lane(edges))
+    var m = team_reduce[team, greater](maxima, thread, mine)
+    comptime if scaled:
+        m *= part.source.factor()
     var scale = Scale[exact](m)
+    comptime if scaled and not exact:
+        scale.slope *= part.source.factor()
+
+    @inline(.always)
+    def logits[
+        lanes: SIMDLength, dtype: DType
+    ](kept: SIMD[dtype, lanes]) {imm} -> SIMD[F, lanes]:
+        """Returns the logits of elements, or elements whose factor is in the slope.
+        """
+        comptime if scaled and exact:
+            return kept.cast[F]() * part.source.factor()
+        else:
+            return kept.cast[F]()
+
+    @inline(.always)
+    def exponential[
+        lanes: SIMDLength
+    ](z: SIMD[F, lanes]) {imm} -> SIMD[F, lanes]:
+        comptime if quick:
+            return quick_exp(z, scale.m)
+        else:
+            return scale.exp(z)
 
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
-    var sum = Sum[DType.float32, P.width]()
+    var sum = Sum[F, width]()
     comptime for i in range(0, held, GROUP):
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, held)):
-            comptime if exact:
-                var logits = raw[j].cast[DType.float32]()
-                comptime if quick:
-                    terms += quick_exp(logits, scale.m)
-                else:
-                    var e = scale.exp(logits)
-                    comptime if keeps:
-                        raw[j] = e.cast[dtype]()
-                    terms += e
-            else:
-                raw[j] = again(raw[j])
-                terms += scale.exp(raw[j].cast[DType.float32]())
+            var at = j if j < vectors else last
+            # The same way for all of a team: rows may be much shorter than what it has room for.
+            if not skips or Int32(at * team) < part.read:
+                comptime if S.Line.held != F:
+                    raw[j] = again(raw[j])
+                var e = exponential(logits(raw[j]))
+                comptime if keeps:
+                    raw[j] = rebind[P.Raw](e)
+                terms += e
+            elif keeps:
+                comptime if keeps:
+                    raw[j] = rebind[P.Raw](Vector(0))
         add[exact](sum, terms)
     comptime if slotted:
-        for i in range(vectors, last):
-            var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
-            comptime if keeps:
-                slots.keep(i - vectors, e.cast[dtype]())
+        for i in range(vectors, stop):
+            var e = exponential(logits(slots.take(i - vectors)))
+            comptime if keeps_slots:
+                slots.keep(i - vectors, e.cast[Kept.dtype]())
             add[exact](sum, e)
-    var pair = Pair(
-        m,
-        team_reduce[team, total](
-            sums,
-            thread,
-            in_unit[quick](sum.collapse().value, scale)
-            + (scale.exp(edges).reduce_add() if width > 1 else 0),
-        ),
-    )
+    var d = sum.collapse().value
+    comptime if P.peeled:
+        d += exponential(logits(edges)).reduce_add()
+    comptime if in_scale:
+        d = in_unit[quick](d, scale)
+    var pair = Pair(m, team_reduce[team, total](sums, thread, d))
 
-    # What this block's exponentials are to be multiplied by to be in the row's unit, or the lowered one.
+    # What exponentials are to be multiplied by to be in the row's unit, or, where they are kept, in the lowered one.
     var rest = Float32(1)
     comptime if clustered:
         pair = cluster.merge[exact](pair)
+    comptime if S.has_sink:
+        var sink = nothing
+        if row < Int(rows):
+            sink = x.sink[1](row, 0)[0].cast[F]()
+        pair = pair.joined[exact](sink)
+    comptime lowered = exact and keeps and merged
+    comptime if merged:
         var of_row = Scale[exact](pair.m)
-        comptime if exact:
+        comptime if lowered:
             # In a part of nothing but -inf, all is 0.
-            var nothing = m.eq(neg_inf[DType.float32]())
-            rest = Float32(0) if nothing else scale.over_lowered(of_row)
+            rest = Float32(0) if m == nothing else in_unit[quick](
+                scale.over_lowered(of_row), scale
+            )
+        elif keeps:
+            rest = Float32(0) if m == nothing else in_unit[quick](
+                scale.over(of_row), scale
+            )
         else:
             # What is computed anew can as well be in that unit.
             scale = of_row
+            comptime if scaled and not exact:
+                scale.slope *= part.source.factor()
+            comptime if in_scale:
+                rest = in_unit[quick](Float32(1), scale)
     comptime if finish == Finish.PAIR:
         if lane == 0 and cluster.rank == 0 and row < Int(rows):
-            write_pair[exact](y, row, pair)
+            write_pair[exact](y.pairs[F](), row, pair)
         return
-    var factor = pair.reciprocal[exact and clustered]()
+    var factor = pair.reciprocal[lowered]()
     comptime if finish == Finish.LOGARITHMS:
         factor = logarithm(pair.relative[exact]())
+    if x.is_masked():
+        if pair.m == nothing:
+            # All exponentials are as good as 0, and nothing is left of them.
+            factor = 0
+            pair.m = 0
 
     @inline(.always)
     def finished[
-        width: SIMDLength
-    ](kept: SIMD[dtype, width]) {imm} -> SIMD[dtype, width]:
+        lanes: SIMDLength, dtype: DType, //, kept: Bool
+    ](values: SIMD[dtype, lanes]) {imm} -> SIMD[F, lanes]:
+        """Returns what becomes of elements, or of exponentials that were `kept`.
+        """
         comptime if finish == Finish.LOGARITHMS:
-            return ((kept.cast[DType.float32]() - pair.m) - factor).cast[
-                dtype
-            ]()
-        elif exact:
-            # One factor after the other: both together may be too small for a normal number.
-            return kept * rest.cast[dtype]() * factor.cast[dtype]()
+            return (logits(values) - pair.m) - factor
         else:
-            var e = scale.exp(kept.cast[DType.float32]())
-            return (e * factor).cast[dtype]()
+            var e: SIMD[F, lanes]
+            comptime if kept:
+                e = values.cast[F]()
+            else:
+                e = exponential(logits(values))
+            comptime if exact or keeps:
+                # One factor after the other: both together may be too small for a normal number.
+                return e * rest * factor
+            else:
+                return e * factor
 
     comptime for aligned in [True, False]:
         if part.aligned == aligned:
             comptime for j in range(held):
                 var i = j if j < vectors else last
                 if part.has(i):
-                    comptime if exact:
-                        part.store[aligned](i, finished(raw[j]))
-                    else:
-                        part.store[aligned](i, finished(again(raw[j])))
+                    comptime if S.Line.held != F:
+                        raw[j] = again(raw[j])
+                    part.store[aligned](i, finished[keeps](raw[j]))
             comptime if slotted:
-                for i in range(vectors, last):
-                    part.store[aligned](i, finished(slots.take(i - vectors)))
-    comptime if width > 1:
-        comptime if finish == Finish.LOGARITHMS:
-            part.store_edges(y, (edges - pair.m) - factor)
-        else:
-            part.store_edges(y, scale.exp(edges) * rest * factor)
+                for i in range(vectors, stop):
+                    part.store[aligned](
+                        i, finished[keeps_slots](slots.take(i - vectors))
+                    )
+                for i in range(stop, last):
+                    part.store[aligned](
+                        i, Vector(0 if exponentials else nothing)
+                    )
+    comptime if P.peeled:
+        part.store_edges(finished[False](edges))
 
 
 @inline(.always)
@@ -244,21 +354,20 @@ def in_unit[
 
 @inline(.always)
 def write_pair[
-    dtype: DType, width: SIMDLength, //, exact: Bool
-](y: Target[dtype], row: Int, pair: Pair[width]):
+    width: SIMDLength, //, exact: Bool
+](y: Target[DType.float32], row: Int, pair: Pair[width]):
     """Writes the pairs of `width` rows.
 
     Parameters:
-        dtype: Of the logits.
         width: How many.
         exact: Of the scale that the sums are in.
 
     Args:
-        y: Where those of row 0 are, in float32 whatever its type says.
+        y: Where those of row 0 are.
         row: The first of the rows.
         pair: What to write.
     """
-    var to = y.unsafe_bitcast[Float32]().unsafe_offset(2 * row)
+    var to = y.unsafe_offset(2 * row)
     var d = pair.relative[exact]()
     comptime for i in range(Int(width)):
         to[unsafe_offset=2 * i] = pair.m[i]
@@ -266,19 +375,22 @@ def write_pair[
 
 
 def resident[
-    dtype: DType,
+    S: RowSource,
+    T: RowTarget,
+    //,
     finish: Finish,
     block_size: Int,
     team: Int,
     vectors: Int,
     min_blocks_per_sm: Int,
     slotted: Bool = False,
-    width: Int = VECTOR_BYTES // size_of[dtype](),
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    width: Int = VECTOR_BYTES // size_of[S.elements](),
+](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches `resident_kernel` with a team for each row, within a block.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: Where logits come from.
+        T: Where results go.
         finish: What of each row is written.
         block_size: Threads a block.
         team: Threads that share a row.
@@ -288,94 +400,86 @@ def resident[
         width: Elements a vector: as many as have 16 bytes, or 1.
 
     Args:
-        y: Probabilities.
+        y: Results.
         x: Logits.
         rows: Rows along the last axis.
         queue: Where kernels are launched.
     """
-    comptime kernel = resident_kernel[
-        dtype,
-        finish,
-        block_size,
-        team,
-        vectors,
-        min_blocks_per_sm,
-        slotted,
-        False,
-        width,
-    ]
-    var blocks = ceildiv(rows.count(), block_size // team)
-    comptime if slotted:
-        var bytes = _slot_bytes(rows.n // width, team, vectors)
-        queue.launch[kernel](
-            y,
-            x,
-            Int64(rows.count()),
-            Int64(rows.n),
-            Int64(rows.n),
-            grid_dim=blocks,
-            block_dim=block_size,
-            shared_mem_bytes=bytes,
-            attributes=pdl_attributes(),
-        )
-    else:
-        queue.launch[kernel](
-            y,
-            x,
-            Int64(rows.count()),
-            Int64(rows.n),
-            Int64(rows.n),
-            grid_dim=blocks,
-            block_dim=block_size,
-            attributes=pdl_attributes(),
-        )
+    queue.launch[
+        resident_kernel[
+            S,
+            T,
+            finish,
+            block_size,
+            team,
+            vectors,
+            min_blocks_per_sm,
+            slotted,
+            False,
+            width,
+        ]
+    ](
+        y,
+        x,
+        Int64(rows.count()),
+        Int64(rows.n),
+        Int64(rows.n),
+        grid_dim=ceildiv(rows.count(), block_size // team),
+        block_dim=block_size,
+        shared_mem_bytes=_slot_bytes[S](
+            rows.n // width, team, vectors, width
+        ) if slotted else 0,
+        attributes=pdl_attributes(),
+    )
 
 
 def resident_cluster[
-    dtype: DType,
+    S: RowSource,
+    T: RowTarget,
+    //,
     finish: Finish,
     block_size: Int,
     vectors: Int,
     min_blocks_per_sm: Int,
-](
-    y: Target[dtype],
-    x: Source[dtype],
-    rows: Rows,
-    blocks: Int,
-    queue: Queue,
-) raises:
+    slotted: Bool = True,
+    width: Int = VECTOR_BYTES // size_of[S.elements](),
+](y: T, x: S, rows: Rows, blocks: Int, queue: Queue) raises:
     """Launches `resident_kernel` with a cluster for each row.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: Where logits come from.
+        T: Where results go.
         finish: What of each row is written.
         block_size: Threads a block.
         vectors: Vectors that a thread holds in registers.
         min_blocks_per_sm: Blocks a multiprocessor is to hold.
+        slotted: Whether a block's share may be longer than `block_size * vectors` vectors.
+        width: Elements a vector.
 
     Args:
-        y: Probabilities.
+        y: Results.
         x: Logits.
         rows: Rows along the last axis.
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         queue: Where kernels are launched.
     """
-    comptime kernel = resident_kernel[
-        dtype,
-        finish,
-        block_size,
-        block_size,
-        vectors,
-        min_blocks_per_sm,
-        True,
-        True,
-        VECTOR_BYTES // size_of[dtype](),
-    ]
-    comptime line = LINE_BYTES // size_of[dtype]()
+    # Whole lines of memory, so that no two blocks write to one.
     comptime in_line = LINE_BYTES // VECTOR_BYTES
-    var share = ceildiv(rows.n, line * blocks) * in_line
-    var bytes = _slot_bytes(share, block_size, vectors)
-    queue.launch[kernel](
+    var share = ceildiv(rows.n, in_line * width * blocks) * in_line
+    queue.launch[
+        resident_kernel[
+            S,
+            T,
+            finish,
+            block_size,
+            block_size,
+            vectors,
+            min_blocks_per_sm,
+            slotted,
+            True,
+            width,
+        ]
+    ](
         y,
         x,
         Int64(rows.count()),
@@ -383,16 +487,23 @@ def resident_cluster[
         Int64(share),
         grid_dim=rows.count() * blocks,
         block_dim=block_size,
-        shared_mem_bytes=bytes,
+        shared_mem_bytes=_slot_bytes[S](share, block_size, vectors, width),
         cluster_dim=Dim(blocks, 1, 1),
         attributes=pdl_attributes(),
     )
 
 
-def _slot_bytes(share: Int, team: Int, vectors: Int) -> Int:
+def _slot_bytes[
+    S: RowSource
+](share: Int, team: Int, vectors: Int, width: Int) -> Int:
     """Returns the shared memory for what of `share` vectors exceeds the registers of a team.
     """
-    return max(0, share // team - vectors) * team * VECTOR_BYTES
+    return (
+        max(0, share // team - vectors)
+        * team
+        * width
+        * size_of[kept_dtype[S.elements]()]()
+    )
 
 
 @inline(.always)

@@ -18,12 +18,12 @@ from max.gpu.host import Dim
 from ..math.gradient import Gradient
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target
+from ..io.memory import MemorySource, MemoryTarget
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from .hardware.cluster import Cluster
 from .hardware.pdl import pdl_wait, pdl_attributes
-from .partition.row import LINE_BYTES, Part, anew
+from .partition.row import LINE_BYTES, MemoryPart, anew
 from .hardware.slots import Slots, wait_after
-from .partition.stripe import VECTOR_BYTES
 from .hardware.team import largest_lane, maximum, team_reduce, total
 from .resident import GROUP, add
 
@@ -73,7 +73,7 @@ def resident_backward_kernel[
         share: Vectors of a row that a block takes.
         zero: As for `anew`.
     """
-    comptime P = Part[dtype, team, width]
+    comptime P = MemoryPart[dtype, team, width]
     comptime G = Gradient[log, size_of[dtype]() > 2]
     comptime Vector = SIMD[DType.float32, P.width]
     comptime teams = block_size // team
@@ -89,22 +89,31 @@ def resident_backward_kernel[
     var lane = thread % team
     var cluster = Cluster[clustered]()
     var row = cluster.index * teams + thread // team
-    var part = P(dx, y, row, Int(n), lane, cluster.rank, Int(share))
+    var part = P(
+        MemoryTarget(dx),
+        MemorySource(y),
+        row,
+        Int(n),
+        lane,
+        cluster.rank,
+        Int(share),
+    )
     comptime if teams > 1:
         if row >= Int(rows):
             # Its threads only keep the others company at the barriers.
             part.clear()
     var last = max(vectors, part.rounds())
     var upstream = part
-    upstream.source = part.source.unsafe_offset(
+    upstream.source = part.source.onwards(
         (Int(dy) - Int(y)) // size_of[dtype]()
     )
 
     pdl_wait()
     comptime if slotted:
         for i in range(vectors, last):
-            slots.stage(2 * (i - vectors), part, i)
-            slots.stage(2 * (i - vectors) + 1, upstream, i)
+            var slot = 2 * (i - vectors)
+            slots.fetch(slot, part.source.address(P.place(i)))
+            slots.fetch(slot + 1, upstream.source.address(P.place(i)))
     var results = Array[P.Raw, held](fill=P.Raw(0))
     var gradients = Array[P.Raw, held](fill=P.Raw(0))
     comptime for j in range(held):
@@ -112,8 +121,8 @@ def resident_backward_kernel[
         if part.has(i):
             results[j] = part.load(i)
             gradients[j] = upstream.load(i)
-    var result_edges = part.load_edges(y, 0)
-    var gradient_edges = part.load_edges(dy, 0)
+    var result_edges = part.load_edges(0)
+    var gradient_edges = upstream.load_edges(0)
 
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
     var sum = Sum[DType.float32, P.width]()
@@ -164,7 +173,7 @@ def resident_backward_kernel[
                         gradient.of(
                             results[j].cast[DType.float32](),
                             gradients[j].cast[DType.float32](),
-                        ).cast[dtype](),
+                        ),
                     )
             comptime if slotted:
                 for i in range(vectors, last):
@@ -175,10 +184,10 @@ def resident_backward_kernel[
                             slots.take(2 * (i - vectors) + 1).cast[
                                 DType.float32
                             ](),
-                        ).cast[dtype](),
+                        ),
                     )
     comptime if width > 1:
-        part.store_edges(dx, gradient.of(result_edges, gradient_edges))
+        part.store_edges(gradient.of(result_edges, gradient_edges))
 
 
 def resident_backward[

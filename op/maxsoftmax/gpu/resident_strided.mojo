@@ -30,12 +30,11 @@ from .partition.strided import (
     is_exact,
     scratch_bytes,
 )
-from .resident_computed import kept_dtype
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import GROUP, add, write_pair
+from .resident import GROUP, add, kept_dtype, write_pair
 from .hardware.warp_reduction import lanes_reduce
 
 

@@ -11,7 +11,7 @@ from max.gpu.host import Dim
 from max.gpu.sync import barrier
 
 from ..io.memory import MemorySource, MemoryTarget
-from ..io.rows import Rows
+from ..io.rows import Rows, VECTOR_BYTES
 from ..math.gradient import Gradient
 from ..math.online import Sum
 from ..queue import Queue
@@ -27,7 +27,6 @@ from .partition.strided import (
     StridedPart,
     scratch_bytes,
 )
-from .partition.stripe import VECTOR_BYTES
 from .resident import GROUP, add
 
 

@@ -9,6 +9,7 @@ The second launch goes through a row backwards, so that what was read last, and 
 
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -19,11 +20,12 @@ from max.gpu import (
 from max.gpu.sync import barrier
 
 from ..queue import Queue
+from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
 from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.granules import Granule, Granules, caught_up
-from .partition.row import Part
+from .partition.row import MemoryPart
 from .streaming_operations import LANES, Sums, Written
 from .resident import write_pair
 
@@ -342,7 +344,7 @@ def write_kernel[
         blocks: Blocks that share a row.
         share: Vectors of a row that a block takes.
     """
-    comptime P = Part[S.dtype, S.block_size]
+    comptime P = MemoryPart[S.dtype, S.block_size]
     comptime F = DType.float32
     var thread = Int(thread_idx.x)
     var row, rank = _row_and_rank(blocks)
@@ -350,9 +352,19 @@ def write_kernel[
     var written = W(
         _merged[S](pairs.unsafe_offset(row * Int(units)), Int(units), thread)
     )
-    var part = P(y, x, row, Int(n), thread, rank, Int(share))
+    var part = P(
+        MemoryTarget(y),
+        MemorySource(x),
+        row,
+        Int(n),
+        thread,
+        rank,
+        Int(share),
+    )
     var second = part
-    second.source = P(y, other, row, Int(n), thread, rank, Int(share)).source
+    second.source = part.source.onwards(
+        (Int(other) - Int(x)) // size_of[S.dtype]()
+    )
     comptime for aligned in [True, False]:
         if part.aligned == aligned:
             for group in range(part.rounds() // S.unroll, -1, -1):
@@ -371,13 +383,9 @@ def write_kernel[
                     if part.has(i):
                         part.store[aligned](
                             i,
-                            written.of(
-                                mine[j].cast[F](), theirs[j].cast[F]()
-                            ).cast[S.dtype](),
+                            written.of(mine[j].cast[F](), theirs[j].cast[F]()),
                         )
-    part.store_edges(
-        y, written.of(part.load_edges(x, 0), part.load_edges(other, 0))
-    )
+    part.store_edges(written.of(part.load_edges(0), second.load_edges(0)))
 
 
 def streaming[

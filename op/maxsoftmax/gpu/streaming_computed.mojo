@@ -2,6 +2,7 @@
 probabilities or their logarithms.
 """
 
+from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -10,54 +11,37 @@ from max.gpu import (
     grid_dim,
     thread_idx,
 )
-from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..io.logits import Logits
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from ..math.online import MaxSum, accumulator
-from ..io.results import Results
-from .hardware.pdl import pdl_wait
+from ..queue import Queue
+from ..io.rows import Rows, VECTOR_BYTES
+from .hardware.pdl import pdl_attributes, pdl_wait
+from .hardware.tree_reduction import MAX_GRID
 from .hardware.warp_reduction import pair_reduce
+
+comptime BLOCK_SIZE = 512
+"""Threads a block."""
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size))
 )
 def streaming_computed_kernel[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    has_sink: Bool,
+    S: RowSource,
+    T: RowTarget,
     finish: Finish,
     block_size: Int,
     vectors: Int,
     width: Int,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    rows: Int64,
-    n: Int64,
-):
+](y: T, x: S, rows: Int64, n: Int64):
     """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a block for each.
 
     Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The last axis.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        has_sink: Whether there is one more logit a row, in the denominator only.
+        S: What computes the logits.
+        T: What takes the results.
         finish: What of each row is written: an element for each of its own.
         block_size: Threads a block, at least a warp.
         vectors: Vectors that a thread keeps in registers.
@@ -66,32 +50,39 @@ def streaming_computed_kernel[
     Args:
         y: Probabilities, or their logarithms.
         x: Logits.
-        sink: The additional logits.
         rows: How many; block b takes row b and every gridDim-th after it.
         n: Length of each.
     """
-    comptime accum = accumulator[in_dtype]()
+    comptime accum = accumulator[S.elements]()
     comptime Vector = SIMD[accum, width]
     comptime step = block_size * width
     var thread = Int(thread_idx.x)
     pdl_wait()
     for index in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
-        var row = x.row(index, 0)
-        var target = y.row(index, 0)
-        var held = Array[Vector, vectors](fill=Vector(neg_inf[accum]()))
+        var row = x.line(index, Int(n))
+        var target = y.line(index, Int(n))
+        var length = row.length(Int(n))
+
+        @inline(.always)
+        def logits(i: Int) {imm} -> Vector:
+            """Returns the logits from element `i` on, -inf where none take part.
+            """
+            if i < length:
+                return rebind[Vector](row.logits(i, row.load[width](i)))
+            return Vector(neg_inf[accum]())
+
+        var held = Array[Vector, vectors](fill=0)
         comptime for j in range(vectors):
-            var i = thread * width + j * step
-            if i < row.length:
-                held[j] = row.load[width, width](i)
+            held[j] = logits(thread * width + j * step)
         var pair = MaxSum[accum, width]()
         pair.add(held)
-        for i in range(thread * width + vectors * step, row.length, step):
-            pair.add(Array[Vector, 1](fill=row.load[width, width](i)))
+        for i in range(thread * width + vectors * step, length, step):
+            pair.add(Array[Vector, 1](fill=logits(i)))
 
         var whole = pair_reduce[block_size](thread, pair)
-        comptime if has_sink:
+        comptime if S.has_sink:
             whole.add(
-                Array[SIMD[accum, 1], 1](fill=sink.row(index, 0).load[1](0))
+                Array[SIMD[accum, 1], 1](fill=x.sink[1](index, 0).cast[accum]())
             )
         # One of the two is used.
         var normalizer = whole.normalizer()
@@ -108,17 +99,73 @@ def streaming_computed_kernel[
                 values = logarithms.probability(logits)
             else:
                 values = normalizer.probability(logits)
-            if x.masked:
+            if x.is_masked():
                 if empty:
                     values = nothing
-            target.store[width](i, values)
+            target.store[True](i, values)
 
         comptime for j in range(vectors):
             var i = thread * width + j * step
             if i < Int(n):
                 store(i, held[j])
         for i in range(thread * width + vectors * step, Int(n), step):
-            var logits = Vector(neg_inf[accum]())
-            if i < row.length:
-                logits = row.load[width, width](i)
-            store(i, logits)
+            store(i, logits(i))
+
+
+def streaming_computed[
+    S: RowSource, T: RowTarget, //, finish: Finish
+](y: T, x: S, rows: Rows, queue: Queue) raises:
+    """Launches `streaming_computed_kernel`.
+
+    Parameters:
+        S: What computes the logits.
+        T: What takes the results.
+        finish: What of each row is written: an element for each of its own.
+
+    Args:
+        y: Probabilities, or their logarithms.
+        x: Logits.
+        rows: Rows along the last axis.
+        queue: Where kernels are launched.
+    """
+
+    @inline(.always)
+    def launch[width: Int]() raises {imm}:
+        queue.launch[
+            streaming_computed_kernel[S, T, finish, BLOCK_SIZE, 8, width]
+        ](
+            y,
+            x,
+            Int64(rows.count()),
+            Int64(rows.n),
+            grid_dim=min(rows.count(), MAX_GRID),
+            block_dim=BLOCK_SIZE,
+            attributes=pdl_attributes(),
+        )
+
+    comptime if S.elements != DType.float64:
+        comptime width = vector_width[S, T]()
+        if whole_vectors[width](y, x, rows):
+            launch[width]()
+            return
+    launch[1]()
+
+
+def vector_width[S: RowSource, T: RowTarget]() -> Int:
+    """Returns how many elements are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8
+    than for 16 bits, as 16 accumulators would be more registers than there are.
+    """
+    return VECTOR_BYTES // (
+        size_of[S.Line.elements]() if S.Line.in_memory else max(
+            2, size_of[T.Line.stored]()
+        )
+    )
+
+
+def whole_vectors[
+    S: RowSource, T: RowTarget, //, width: Int
+](y: T, x: S, rows: Rows) -> Bool:
+    """Returns whether rows can be read and written by vectors of `width`."""
+    return (
+        rows.n % width == 0 and x.in_vectors[width]() and y.in_vectors[width]()
+    )

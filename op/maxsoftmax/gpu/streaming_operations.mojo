@@ -5,13 +5,13 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
+from ..io.rows import VECTOR_BYTES
 from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
 from ..math.gradient import Gradient
 from ..math.online import Sum
 from .hardware.cluster import Pair
 from .partition.granules import Granule, turned
-from .partition.stripe import VECTOR_BYTES
 from .hardware.team import (
     greater,
     largest_lane,

@@ -9,7 +9,7 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
-from .source import RowSource, SourceColumn
+from .source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
 from .rows import Rows, Source, check_row_major
 
@@ -32,6 +32,9 @@ struct Logits[
     comptime device_type: AnyType = Self
     comptime elements = Self.dtype
     comptime is_causal = Self.causal
+    comptime Line = Row[
+        Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal
+    ]
     comptime Column = LogitsColumn[
         Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal
     ]
@@ -44,8 +47,6 @@ struct Logits[
     """Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN."""
     var beyond: Int
     """How many elements after the diagonal take part, where there is one."""
-    var aligned: Bool
-    """Whether vectors that begin at a multiple of their length can be had at a time."""
 
     @inline(.always)
     def __init__(
@@ -54,13 +55,11 @@ struct Logits[
         shape: IndexList[Self.rank],
         masked: Bool,
         beyond: Int = 0,
-        aligned: Bool = True,
     ):
         self.fusion = fusion
         self.shape = shape
         self.masked = masked
         self.beyond = beyond
-        self.aligned = aligned
 
     @inline(.always)
     def rows(self) -> Rows:
@@ -68,9 +67,12 @@ struct Logits[
         return Rows.of[Self.axis](self.shape)
 
     @inline(.always)
-    def row(
-        self, outer: Int, inner: Int
-    ) -> Row[Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.causal]:
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns a row along the last axis."""
+        return self.row(row, 0)
+
+    @inline(.always)
+    def row(self, outer: Int, inner: Int) -> Self.Line:
         """Returns the row before and after whose axis there are these places, counted as in row-major memory.
         """
         var at = IndexList[Self.rank]()
@@ -109,7 +111,7 @@ struct Logits[
         """Returns whether no `width` elements in a row-major tensor, counted from the first, are in two rows of the last
         axis.
         """
-        return self.aligned and self.shape[Self.rank - 1] % width == 0
+        return self.shape[Self.rank - 1] % width == 0
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -125,8 +127,8 @@ struct Logits[
 @fieldwise_init
 struct Row[
     Fusion: InputFusion, dtype: DType, rank: Int, axis: Int, causal: Bool
-](TrivialRegisterPassable):
-    """A row of `Logits`.
+](SourceLine):
+    """A row of `Logits`, or what of it begins at one of its elements.
 
     Parameters:
         Fusion: What is loaded.
@@ -137,12 +139,13 @@ struct Row[
     """
 
     comptime accum = accumulator[Self.dtype]()
+    comptime held = Self.accum
 
     var fusion: Self.Fusion
     """What is loaded."""
     var at: IndexList[Self.rank]
-    """Where the row's first element is."""
-    var length: Int
+    """Where the first element is."""
+    var end: Int
     """How many elements take part: from there on, all are -inf."""
 
     @inline(.always)
@@ -154,8 +157,27 @@ struct Row[
         return result
 
     @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        var result = self
+        result.at[Self.axis] += start
+        result.end -= start
+        return result
+
+    @inline(.always)
+    def length(self, n: Int) -> Int:
+        """Returns how many elements take part."""
+        return self.end
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on, whose index is a multiple of `width`.
+        """
+        return self.load[width, width](i)
+
+    @inline(.always)
     def load[
-        width: Int, alignment: Int = 1
+        width: Int, alignment: Int
     ](self, i: Int) -> SIMD[Self.accum, width]:
         """Returns `width` elements along the tensor's last axis from the row's element `i` on, none beyond the tensor.
 
@@ -183,7 +205,7 @@ struct Row[
             )
             at[Self.rank - 1] += piece
         comptime if Self.causal and Self.axis == Self.rank - 1 and width > 1:
-            var left = self.length - i
+            var left = self.end - i
             if left >= width:
                 return values
             return (
@@ -226,7 +248,7 @@ struct LogitsColumn[
     @inline(.always)
     def length(self, n: Int) -> Int:
         """Returns how many elements of the whole row take part."""
-        return self.row.length
+        return self.row.end
 
 
 @inline(.always)

@@ -9,8 +9,8 @@ from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 
 from .rounding import rounded
 from .rows import Source, Target
-from .source import RowSource, SourceColumn
-from .target import RowTarget, TargetColumn
+from .source import RowSource, SourceColumn, SourceLine
+from .target import RowTarget, TargetColumn, TargetLine
 
 
 @fieldwise_init
@@ -24,10 +24,16 @@ struct MemorySource[dtype: DType](RowSource):
     comptime device_type: AnyType = Self
     comptime elements = Self.dtype
     comptime in_memory = True
+    comptime Line = MemorySourceLine[Self.dtype]
     comptime Column = MemorySourceColumn[Self.dtype]
 
     var memory: Source[Self.dtype]
     """Where the first is."""
+
+    @inline(.always)
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns a row along the last axis."""
+        return {self.memory.unsafe_offset(row * n)}
 
     @inline(.always)
     def column(
@@ -59,6 +65,39 @@ struct MemorySource[dtype: DType](RowSource):
     def get_type_name() -> String:
         """Returns what the driver calls the type."""
         return "MemorySource"
+
+
+@fieldwise_init
+struct MemorySourceLine[dtype: DType](SourceLine):
+    """Elements in memory, one after the other.
+
+    Parameters:
+        dtype: Their dtype.
+    """
+
+    comptime elements = Self.dtype
+    comptime held = Self.dtype
+    comptime in_memory = True
+
+    var first: Source[Self.dtype]
+    """Where the first is."""
+
+    @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        return {self.first.unsafe_offset(start)}
+
+    @inline(.always)
+    def address(self, i: Int) -> Source[Self.elements]:
+        """Returns where element `i` is."""
+        return self.first.unsafe_offset(i)
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on, which are aligned."""
+        return self.first.unsafe_load[
+            width=width, alignment=width * size_of[Self.dtype]()
+        ](i)
 
 
 @fieldwise_init
@@ -99,10 +138,16 @@ struct MemoryTarget[dtype: DType](RowTarget):
     """
 
     comptime device_type: AnyType = Self
+    comptime Line = MemoryTargetLine[Self.dtype]
     comptime Column = MemoryTargetColumn[Self.dtype]
 
     var memory: Target[Self.dtype]
     """Where the first is."""
+
+    @inline(.always)
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns the places of a row along the last axis."""
+        return {self.memory.unsafe_offset(row * n)}
 
     @inline(.always)
     def column(
@@ -141,6 +186,46 @@ struct MemoryTarget[dtype: DType](RowTarget):
     def get_type_name() -> String:
         """Returns what the driver calls the type."""
         return "MemoryTarget"
+
+
+@fieldwise_init
+struct MemoryTargetLine[dtype: DType](TargetLine):
+    """Places in memory, one after the other.
+
+    Parameters:
+        dtype: Dtype of what goes there.
+    """
+
+    comptime stored = Self.dtype
+
+    var first: Target[Self.dtype]
+    """The first."""
+
+    @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        return {self.first.unsafe_offset(start)}
+
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether the first `width` can be written at a time."""
+        return (
+            UInt64(Int(self.first)) % UInt64(width * size_of[Self.dtype]()) == 0
+        )
+
+    @inline(.always)
+    def store[
+        accum: DType, width: SIMDLength, //, aligned: Bool
+    ](self, i: Int, values: SIMD[accum, width]):
+        """Writes the elements from `i` on."""
+        var results = rounded[Self.dtype](values)
+        comptime if aligned:
+            self.first.unsafe_store[
+                alignment=Int(width) * size_of[Self.dtype]()
+            ](i, results)
+        else:
+            comptime for j in range(Int(width)):
+                self.first[unsafe_offset=i + j] = results[j]
 
 
 @fieldwise_init

@@ -5,10 +5,10 @@ from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import OutputFusion
 
-from .target import RowTarget, TargetColumn
+from .target import RowTarget, TargetColumn, TargetLine
 from .logits import piece_width, unravel
 from .rounding import rounded
-from .rows import Target
+from .rows import Target, VECTOR_BYTES
 
 
 @fieldwise_init
@@ -40,6 +40,9 @@ struct Results[
     """
 
     comptime device_type: AnyType = Self
+    comptime Line = ResultRow[
+        Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused
+    ]
     comptime Column = ResultsColumn[
         Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused
     ]
@@ -67,9 +70,12 @@ struct Results[
         self.scale = scale
 
     @inline(.always)
-    def row(
-        self, outer: Int, inner: Int
-    ) -> ResultRow[Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused]:
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns the places of a row along the last axis."""
+        return self.row(row, 0)
+
+    @inline(.always)
+    def row(self, outer: Int, inner: Int) -> Self.Line:
         """Returns the row before and after whose axis there are these places, counted as in row-major memory.
         """
         var at = IndexList[Self.rank]()
@@ -108,9 +114,10 @@ struct Results[
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:
-        """Returns whether `width` neighbours can be written at a time, as always: the memory is aligned.
+        """Returns whether `width` neighbours can be written at a time: always, where they are handed on.
         """
-        return True
+        comptime bytes = min(VECTOR_BYTES, width * size_of[Self.dtype]())
+        return Self.fused or Int(self.memory) % bytes == 0
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -126,8 +133,8 @@ struct Results[
 @fieldwise_init
 struct ResultRow[
     Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
-](TrivialRegisterPassable):
-    """A row of `Results`.
+](TargetLine):
+    """A row of `Results`, or what of it begins at one of its elements.
 
     Parameters:
         Fusion: What is handed the elements, where fused.
@@ -137,12 +144,14 @@ struct ResultRow[
         fused: Whether they are handed to it; otherwise they go to memory.
     """
 
+    comptime stored = Self.dtype
+
     var fusion: Self.Fusion
     """What is handed the elements, where fused."""
     var memory: Target[Self.dtype]
-    """Where the row's first element goes, where not."""
+    """Where the first element goes, where not."""
     var at: IndexList[Self.rank]
-    """Where in the tensor the row's first element is."""
+    """Where in the tensor the first element is."""
     var step: Int
     """The distance in memory between neighbours in the row."""
     var scale: Float64
@@ -160,8 +169,36 @@ struct ResultRow[
         return result
 
     @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        var result = self
+        comptime if Self.fused:
+            result.at[Self.axis] += start
+        else:
+            result.memory = self.memory.unsafe_offset(start * self.step)
+        return result
+
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` elements can be written at a time: always, where they are handed on.
+        """
+        comptime bytes = min(VECTOR_BYTES, width * size_of[Self.dtype]())
+        return Self.fused or UInt64(Int(self.memory)) % UInt64(bytes) == 0
+
+    @inline(.always)
     def store[
-        accum: DType, width: SIMDLength, //, alignment: Int = 1
+        accum: DType, width: SIMDLength, //, aligned: Bool
+    ](self, i: Int, values: SIMD[accum, width]):
+        """Writes the elements from `i` on, a multiple of `width`."""
+        comptime if Self.fused or aligned:
+            self.store[alignment=Int(width)](i, values)
+        else:
+            comptime for j in range(Int(width)):
+                self.store[alignment=1](i + j, values[j])
+
+    @inline(.always)
+    def store[
+        accum: DType, width: SIMDLength, //, *, alignment: Int = 1
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes `width` elements along the tensor's last axis from the row's element `i` on, none beyond the tensor.
 
@@ -186,7 +223,7 @@ struct ResultRow[
                 at[Self.rank - 1] += piece
         else:
             self.memory.unsafe_store[
-                alignment=alignment * size_of[Self.dtype]()
+                alignment=min(VECTOR_BYTES, alignment * size_of[Self.dtype]())
             ](i * self.step, results)
 
 

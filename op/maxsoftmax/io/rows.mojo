@@ -2,8 +2,8 @@
 
 from std.utils import IndexList
 
-comptime LOADED = 16
-"""Bytes at most that a thread of a GPU loads at a time."""
+comptime VECTOR_BYTES = 16
+"""The widest access that a thread of a GPU can make."""
 
 
 struct Rows(TrivialRegisterPassable):

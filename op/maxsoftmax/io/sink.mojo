@@ -18,12 +18,18 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
     comptime elements = Self.Logits.elements
     comptime is_causal = Self.Logits.is_causal
     comptime has_sink = True
+    comptime Line = Self.Logits.Line
     comptime Column = Self.Logits.Column
 
     var logits: Self.Logits
     """The logits."""
     var sinks: Self.Sinks
     """The additional ones."""
+
+    @inline(.always)
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns a row along the last axis."""
+        return self.logits.line(row, n)
 
     @inline(.always)
     def column(

@@ -1,6 +1,7 @@
-"""What a kernel of rows along an axis that is not the last asks of where their elements come from.
+"""What a kernel asks of where the elements of rows come from.
 
-Such rows are neighbours in memory, and are taken by the vector: one element of each of `width` neighbouring rows. A
+A row along the last axis is a `SourceLine`, which is taken by the vector of its own elements. Rows along another axis are
+neighbours in memory, and are taken by the vector as well: one element of each of `width` neighbouring rows. A
 `SourceColumn` is what one thread reads of the rows of one vector.
 """
 
@@ -8,6 +9,7 @@ from std.builtin.device_passable import DevicePassable
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
+from ..math.online import accumulator
 from .rows import Source
 
 
@@ -35,6 +37,73 @@ trait SourceColumn(TrivialRegisterPassable):
         return Source[Self.loaded](unsafe_from_address=size_of[Self.loaded]())
 
 
+trait SourceLine(TrivialRegisterPassable):
+    """A row along the last axis, or what of it begins at one of its elements.
+    """
+
+    comptime elements: DType = Self.held
+    """Dtype of the elements, where they are in memory."""
+    comptime held: DType
+    """Dtype in which a thread keeps elements: their own of what is in memory, the accumulator of what is computed."""
+    comptime in_memory: Bool = False
+    """Whether the elements lie in memory, one after the other."""
+    comptime transformed: Bool = False
+    """Whether a logit is made of an element after it was loaded."""
+    comptime scaled: Bool = False
+    """Whether it is the element times `factor`."""
+
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        ...
+
+    def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on. Of `width` elements that are in memory the first has an address that is a
+        multiple of their size; of computed ones its index is.
+        """
+        ...
+
+    @inline(.always)
+    def logits[
+        width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[Self.held, width]) -> SIMD[
+        accumulator[Self.held](), width
+    ]:
+        """Returns the logits of the elements from `i` on."""
+        return elements.cast[accumulator[Self.held]()]()
+
+    @inline(.always)
+    def length(self, n: Int) -> Int:
+        """Returns how many elements take part, of `n`: from there on, all are -inf.
+        """
+        return n
+
+    @inline(.always)
+    def factor(self) -> Float32:
+        """Returns what elements are multiplied by, positive and finite, where they are `scaled`.
+        """
+        return 1
+
+    @inline(.always)
+    def is_cut(self, i: Int, width: Int) -> Bool:
+        """Returns whether of `width` elements from `i` on some take no part, which `load` knows nothing of.
+        """
+        return False
+
+    @inline(.always)
+    def limited[
+        of: DType, width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[of, width]) -> SIMD[of, width]:
+        """Returns elements from `i` on, -inf for those that take no part."""
+        return elements
+
+    @inline(.always)
+    def address(self, i: Int) -> Source[Self.elements]:
+        """Returns where in memory element `i` is, of a row that is there."""
+        return Source[Self.elements](
+            unsafe_from_address=size_of[Self.elements]()
+        )
+
+
 trait RowSource(DevicePassable, TrivialRegisterPassable):
     """A tensor of logits, seen as (outer, n, inner), and maybe one more logit for each row.
     """
@@ -47,8 +116,14 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
     """Whether rows may end before the tensor does."""
     comptime has_sink: Bool = False
     """Whether there is one more logit a row, in the denominator only."""
+    comptime Line: SourceLine
+    """What a thread reads of a row along the last axis."""
     comptime Column: SourceColumn
-    """What a thread reads."""
+    """What it reads of rows along another."""
+
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns row `row` along the last axis, of `n` elements."""
+        ...
 
     def column(
         self,

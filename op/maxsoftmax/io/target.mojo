@@ -1,4 +1,4 @@
-"""What a kernel of rows along an axis that is not the last asks of where results go; see `source`."""
+"""What a kernel asks of where results go; see `source`."""
 
 from std.builtin.device_passable import DevicePassable
 
@@ -26,11 +26,41 @@ trait TargetColumn(TrivialRegisterPassable):
         pass
 
 
+trait TargetLine(TrivialRegisterPassable):
+    """Places of a row along the last axis, or of what of it begins at one of its elements.
+    """
+
+    comptime stored: DType
+    """Dtype of the results."""
+
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        ...
+
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` elements can be written at a time."""
+        ...
+
+    def store[
+        accum: DType, width: SIMDLength, //, aligned: Bool
+    ](self, i: Int, values: SIMD[accum, width]):
+        """Writes the elements from `i` on, rounded: a multiple of `width`, and one by one if they are not `aligned`.
+        """
+        ...
+
+
 trait RowTarget(DevicePassable, TrivialRegisterPassable):
     """A tensor of results, seen as (outer, n, inner)."""
 
+    comptime Line: TargetLine
+    """Where a thread writes of a row along the last axis."""
     comptime Column: TargetColumn
-    """Where a thread writes."""
+    """Where it writes of rows along another."""
+
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns the places of row `row` along the last axis, of `n` elements.
+        """
+        ...
 
     def column(
         self,

@@ -1,17 +1,11 @@
-"""Logits as attention has them, of a plain tensor: (x · scale + mask) / temperature, computed as they are read."""
+"""Logits as attention has them, of a plain tensor: (x · scale + mask) / temperature, and a sink for each row."""
 
 from std.sys import size_of
 from std.utils import IndexList
-from std.utils.numerics import neg_inf
-from extensibility.managed_tensor_slice import InputFusion
+from std.utils.numerics import inf, neg_inf
 
-from .finish import Finish
-from ..kernels import Kernels
-from ..io.logits import Logits
 from ..math.online import accumulator
-from ..queue import Queue
-from ..io.results import IntoMemory, Results
-from ..io.rows import LOADED, Source, Target
+from ..io.rows import Rows, Source
 
 comptime RANK = 6
 """Dimensions of the tensor: four, the last of them the queries', the axis of the softmax, and what is after it."""
@@ -44,6 +38,17 @@ struct Kind(Equatable, TrivialRegisterPassable):
     def __eq__(self, other: Self) -> Bool:
         return self.value == other.value
 
+    @inline(.always)
+    def bytes[dtype: DType](self) -> Int:
+        """Returns how many an element has of a tensor beside logits of `dtype`.
+        """
+        if self == Self.BOOL:
+            return 1
+        return (
+            size_of[dtype]() if self
+            == Self.NARROW else size_of[accumulator[dtype]()]()
+        )
+
 
 @fieldwise_init
 struct Operand[dtype: DType](TrivialRegisterPassable):
@@ -64,6 +69,34 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
     var strides: IndexList[RANK]
     """From one element to the next along each dimension, in elements; 0 where it is broadcast."""
 
+    @staticmethod
+    def of(number: Float64) -> Self:
+        """Returns a number."""
+        return {
+            Kind.NUMBER,
+            Source[DType.uint8](unsafe_from_address=1),
+            number.cast[Self.accum](),
+            IndexList[RANK](0),
+        }
+
+    def is_known(self) -> Bool:
+        """Returns whether it is known without reading memory what it is."""
+        return self.kind == Kind.NOTHING or self.kind == Kind.NUMBER
+
+    @inline(.always)
+    def number_or(self, nothing: Scalar[Self.accum]) -> Scalar[Self.accum]:
+        """Returns the number, `nothing` if it is none."""
+        return self.number if self.kind == Kind.NUMBER else nothing
+
+    @inline(.always)
+    def place(self, at: IndexList[RANK]) -> Int:
+        """Returns where in its tensor the element is beside that of the logits at `at`.
+        """
+        var place = 0
+        comptime for i in range(RANK):
+            place += at[i] * self.strides[i]
+        return place
+
     @inline(.always)
     def load[
         width: Int, last: Int, mask: Bool = False
@@ -80,9 +113,7 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
         """
         if self.kind == Kind.NUMBER:
             return SIMD[Self.accum, width](self.number)
-        var place = 0
-        comptime for i in range(RANK):
-            place += at[i] * self.strides[i]
+        var place = self.place(at)
         comptime if mask:
             if self.kind == Kind.BOOL:
                 var takes = self._load[DType.uint8, width](
@@ -118,6 +149,26 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
 
 
 @fieldwise_init
+struct Class(Equatable, TrivialRegisterPassable):
+    """What forms may be, for kernels that are made for less than all of them.
+    """
+
+    var value: Int
+
+    comptime SCALED = Self(0)
+    """Numbers as scale and temperature, whose quotient is positive and finite, and no mask; causal or not, with a sink or not."""
+    comptime MASKED = Self(1)
+    """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
+    each row."""
+    comptime ANY = Self(2)
+    """Anything."""
+
+    @inline(.always)
+    def __eq__(self, other: Self) -> Bool:
+        return self.value == other.value
+
+
+@fieldwise_init
 struct Forms[dtype: DType](TrivialRegisterPassable):
     """What is made of logits before they are normalized.
 
@@ -140,117 +191,119 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
     var sink: Operand[Self.dtype]
     """One more logit a row, in the denominator only."""
 
+    @staticmethod
+    def of_numbers(
+        rows: Rows,
+        queries: Int,
+        causal: Bool,
+        scale: Float64,
+        temperature: Float64,
+    ) -> Self:
+        """Returns forms without anything in memory.
 
-@fieldwise_init
-struct _Formed[of: DType](InputFusion):
-    """The logits, for kernels whose logits are functions."""
+        Args:
+            rows: How the tensor is divided into rows.
+            queries: Length of the axis before that of the softmax, if `causal`.
+            causal: Whether that is one of queries, which see nothing after them; a row in which nothing takes part is then 0.
+            scale: What logits are multiplied by.
+            temperature: What they are then divided by.
+        """
+        var last = queries if causal else rows.outer
+        var nothing = Operand[Self.dtype].of(0)
+        nothing.kind = Kind.NOTHING
+        return {
+            {1, 1, rows.outer // last, last, rows.n, rows.inner},
+            causal,
+            causal,
+            Operand[Self.dtype].of(scale),
+            nothing,
+            Operand[Self.dtype].of(temperature),
+            nothing,
+        }
 
-    var x: Source[Self.of]
-    var forms: Forms[Self.of]
+    def is_empty(self) -> Bool:
+        """Returns whether there are no logits."""
+        var count = 1
+        comptime for i in range(RANK):
+            count *= self.shape[i]
+        return count == 0
 
     @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        comptime accum = accumulator[Self.of]()
-        comptime last = rank - 1
-        var at = IndexList[RANK](0)
-        comptime for i in range(rank):
-            at[i] = idx[i]
+    def length(self, at: IndexList[RANK]) -> Int:
+        """Returns how many elements of the row that `at` is in take part: from there on, all are -inf.
+        """
+        var n = self.shape[AXIS]
+        if not self.causal:
+            return n
+        return max(0, min(n, at[AXIS - 1] + 1 + n - self.shape[AXIS - 1]))
+
+    def factor(self) -> Scalar[accumulator[Self.dtype]()]:
+        """Returns what logits are multiplied by, of numbers as scale and temperature.
+        """
+        return self.scale.number_or(1) / self.temperature.number_or(1)
+
+    def scaled(self) -> Self:
+        """Returns the same, of numbers as scale and temperature, as a scale alone.
+        """
+        var result = self
+        result.scale.kind = Kind.NUMBER
+        result.scale.number = self.factor()
+        result.temperature.kind = Kind.NOTHING
+        return result
+
+    def are(self) -> Class:
+        """Returns which forms there are."""
+        if (
+            self.scale.strides[AXIS] != 0
+            or self.temperature.strides[AXIS] != 0
+            or self.mask.strides[AXIS] not in (0, 1)
+        ):
+            return Class.ANY
+        if (
+            self.mask.kind == Kind.NOTHING
+            and self.scale.is_known()
+            and self.temperature.is_known()
+        ):
+            var factor = self.factor()
+            if factor > 0 and factor < inf[factor.dtype]():
+                return Class.SCALED
+        return Class.MASKED
+
+    @inline(.always)
+    def logits[
+        width: Int, alignment: Int, last: Int = RANK - 1
+    ](self, x: Source[Self.dtype], at: IndexList[RANK]) -> SIMD[
+        accumulator[Self.dtype](), width
+    ]:
+        """Returns what is made of neighbours along a dimension.
+
+        Parameters:
+            width: How many.
+            alignment: Of how many elements the place of the first is surely a multiple.
+            last: The dimension, after which there is no other.
+
+        Args:
+            x: Where the tensor is.
+            at: Where in it the first is.
+        """
+        comptime accum = accumulator[Self.dtype]()
         var place = at[0]
         comptime for i in range(1, RANK):
-            place = place * self.forms.shape[i] + at[i]
+            place = place * self.shape[i] + at[i]
         var z = (
-            self.x.unsafe_offset(place)
+            x.unsafe_offset(place)
             .unsafe_load[
-                width=simd_width,
-                alignment=min(LOADED, element_alignment * size_of[Self.of]()),
+                width=width, alignment=alignment * size_of[Self.dtype]()
             ]()
             .cast[accum]()
         )
-        if self.forms.scale.kind != Kind.NOTHING:
-            z *= self.forms.scale.load[simd_width, last](at)
-        if self.forms.mask.kind != Kind.NOTHING and not (
-            self.forms.mask.kind == Kind.BOOL
-        ):
-            z += self.forms.mask.load[simd_width, last, True](at)
-        if self.forms.temperature.kind != Kind.NOTHING:
-            z /= self.forms.temperature.load[simd_width, last](at)
-        if self.forms.mask.kind == Kind.BOOL:
-            var bias = self.forms.mask.load[simd_width, last, True](at)
+        if self.scale.kind != Kind.NOTHING:
+            z *= self.scale.load[width, last](at)
+        if self.mask.kind != Kind.NOTHING and not (self.mask.kind == Kind.BOOL):
+            z += self.mask.load[width, last, True](at)
+        if self.temperature.kind != Kind.NOTHING:
+            z /= self.temperature.load[width, last](at)
+        if self.mask.kind == Kind.BOOL:
+            var bias = self.mask.load[width, last, True](at)
             z = bias.eq(0).select(z, bias)
-        return rebind[SIMD[dtype, simd_width]](z)
-
-
-@fieldwise_init
-struct _Sink[of: DType](InputFusion):
-    """The additional logits, for kernels whose logits are functions."""
-
-    var forms: Forms[Self.of]
-
-    @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        comptime accum = accumulator[Self.of]()
-        var values = SIMD[accum, simd_width](neg_inf[accum]())
-        if self.forms.sink.kind != Kind.NOTHING:
-            var at = IndexList[RANK](0)
-            comptime for i in range(rank):
-                at[i] = idx[i]
-            values = self.forms.sink.load[simd_width, rank - 1](at)
-        return rebind[SIMD[dtype, simd_width]](values)
-
-
-def formed_softmax[
-    dtype: DType, out_dtype: DType, //, K: Kernels, contiguous: Bool
-](
-    y: Target[out_dtype],
-    x: Source[dtype],
-    forms: Forms[dtype],
-    queue: Queue,
-    out_scale: Float64 = 1,
-) raises:
-    """Writes softmax of what `forms` makes of `x`.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities, which are rounded once.
-        K: `Cpu` or `Gpu`.
-        contiguous: Whether there is nothing after the axis of the softmax.
-
-    Args:
-        y: Probabilities, in no memory that is read.
-        x: Logits, row-major memory of `forms.shape`.
-        forms: What is made of them.
-        queue: Where to compute.
-        out_scale: What probabilities of float8 are multiplied by.
-    """
-    # Rows along the last axis have other kernels, which are chosen by the rank.
-    comptime rank = RANK - 1 if contiguous else RANK
-    comptime accum = accumulator[dtype]()
-    var shape = IndexList[rank]()
-    var ones = IndexList[rank]()
-    var count = 1
-    comptime for i in range(rank):
-        shape[i] = forms.shape[i]
-        ones[i] = 1 if i == AXIS else forms.shape[i]
-        count *= forms.shape[i]
-    if count == 0:
-        return
-    var results = Results[IntoMemory, out_dtype, rank, AXIS, False](
-        IntoMemory(), y, shape, out_scale
-    )
-    var logits = Logits[_Formed[dtype], accum, rank, AXIS, True](
-        _Formed(x, forms),
-        shape,
-        forms.masked,
-        0 if forms.causal else forms.shape[AXIS - 1],
-        (Int(x) | Int(y)) % LOADED == 0,
-    )
-    var sinks = Logits[_Sink[dtype], accum, rank, AXIS, False](
-        _Sink(forms), ones, forms.masked
-    )
-    K.fused[has_sink=True, finish=Finish.PROBABILITIES](
-        results, logits, sinks, queue
-    )
+        return z

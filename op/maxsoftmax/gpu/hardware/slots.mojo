@@ -5,13 +5,11 @@ barrier is needed but the thread's own wait.
 """
 
 from std.memory import bitcast
-from std.sys import inlined_assembly, is_nvidia_gpu
+from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
-from ...io.rows import Source
-from ..partition.row import Part
-from ..partition.stripe import VECTOR_BYTES
+from ...io.rows import Source, VECTOR_BYTES
 from .tree_reduction import Shared
 
 
@@ -24,8 +22,9 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
         width: Elements a vector; 16 bytes of them, if they are to be fetched.
     """
 
-    comptime P = Part[Self.dtype, Self.team, Self.width]
-    comptime alignment = min(VECTOR_BYTES, Self.P.bytes)
+    comptime Values = SIMD[Self.dtype, Self.width]
+    comptime bytes = Self.width * size_of[Self.dtype]()
+    comptime alignment = min(VECTOR_BYTES, Self.bytes)
 
     var first: Shared[Scalar[Self.dtype]]
     """The thread's first slot."""
@@ -38,16 +37,18 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
             alignment=VECTOR_BYTES,
         ]().unsafe_offset(Int(thread_idx.x) * Self.width)
 
+    @staticmethod
     @inline(.always)
-    def stage(self, slot: Int, part: Self.P, i: Int):
-        """Has vector `i` of `part` brought into a slot, not waiting for it."""
-        self.fetch(slot, part.source.unsafe_offset(Self.P.place(i)))
+    def place(slot: Int) -> Int:
+        """Returns how many elements after a thread's first slot another one is.
+        """
+        return slot * Self.team * Self.width
 
     @inline(.always)
     def fetch(self, slot: Int, source: Source[Self.dtype]):
         """Has the vector at `source` brought into a slot, not waiting for it.
         """
-        var at = Self.P.place(slot)
+        var at = Self.place(slot)
         comptime if is_nvidia_gpu():
             inlined_assembly[
                 "cp.async.cg.shared.global [$0], [$1], 16;",
@@ -64,17 +65,17 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
             )
 
     @inline(.always)
-    def take(self, slot: Int) -> Self.P.Raw:
+    def take(self, slot: Int) -> Self.Values:
         """Returns what is in a slot."""
         return self.first.unsafe_load[
             width=Self.width, alignment=Self.alignment
-        ](Self.P.place(slot))
+        ](Self.place(slot))
 
     @inline(.always)
-    def keep(self, slot: Int, values: Self.P.Raw):
+    def keep(self, slot: Int, values: Self.Values):
         """Puts `values` into a slot."""
         self.first.unsafe_store[alignment=Self.alignment](
-            Self.P.place(slot), values
+            Self.place(slot), values
         )
 
 

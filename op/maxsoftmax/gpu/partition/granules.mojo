@@ -12,8 +12,7 @@ from std.sys import size_of
 from max.gpu import lane_id
 from max.gpu.primitives import warp
 
-from ...io.rows import Source
-from .stripe import VECTOR_BYTES
+from ...io.rows import Source, VECTOR_BYTES
 
 comptime Granule[dtype: DType] = SIMD[dtype, VECTOR_BYTES // size_of[dtype]()]
 """16 bytes of a row."""

@@ -7,54 +7,63 @@ each; the threads of a block take their block's in turn, so that neighbours read
 an element of the head and one of the tail.
 """
 
+from std.math import ceildiv
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from std.utils.numerics import neg_inf
 
-from ...io.rows import Source, Target
-from .stripe import VECTOR_BYTES
+from ...io.rows import VECTOR_BYTES
+from ...io.memory import MemorySource, MemoryTarget
+from ...io.source import RowSource
+from ...io.target import RowTarget
 
 comptime LINE_BYTES = 128
 """What the GPU's caches move at most at a time."""
 
 
-struct Part[
-    dtype: DType,
-    team: Int,
-    width: Int = VECTOR_BYTES // size_of[dtype](),
-](TrivialRegisterPassable):
+struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
+    TrivialRegisterPassable
+):
     """The vectors and the two edges of a row that are this thread's.
 
     Parameters:
-        dtype: Dtype of the row, of 4 bytes or 2.
+        S: Where elements come from; where they are computed there are no edges: rows are whole vectors.
+        T: Where results go.
         team: Threads of a block that share a row, at least `width` of them unless rows are known to be aligned.
         width: Elements a vector; where it is 1 there are no edges.
     """
 
-    comptime bytes = Self.width * size_of[Self.dtype]()
-    comptime Raw = SIMD[Self.dtype, Self.width]
+    comptime bytes = Self.width * size_of[Self.S.Line.elements]()
+    comptime peeled = Self.S.Line.in_memory and Self.width > 1
+    comptime Raw = SIMD[Self.S.Line.held, Self.width]
     comptime Edges = SIMD[DType.float32, 2]
 
-    var source: Source[Self.dtype]
-    """This thread's first vector."""
-    var target: Target[Self.dtype]
-    """Where its probabilities go."""
+    var source: Self.S.Line
+    """The row from this thread's first vector on."""
+    var target: Self.T.Line
+    """Where its results go."""
     var count: Int32
     """Vectors of the block."""
     var ahead: Int32
     """How many of them are not before this thread's first."""
+    var whole: Bool
+    """Whether all of the row takes part."""
+    var read: Int32
+    """How many vectors of the block have anything that takes part: fewer, where a row ends before the tensor does."""
+    var reach: Int32
+    """How many of them are not before this thread's first."""
     var edge: SIMD[DType.bool, 2]
     """Whether this thread has an element of the head, and one of the tail."""
     var edges: SIMD[DType.int64, 2]
-    """Where in x and y they are."""
+    """Where they are, counted from its first vector."""
     var aligned: Bool
-    """Whether the vectors of y are aligned as those of x are."""
+    """Whether the vectors of y are aligned, as those of x are."""
 
     @inline(.always)
     def __init__(
         out self,
-        y: Target[Self.dtype],
-        x: Source[Self.dtype],
+        y: Self.T,
+        x: Self.S,
         row: Int,
         n: Int,
         lane: Int,
@@ -64,28 +73,26 @@ struct Part[
         """A thread's part of row `row`.
 
         Args:
-            y: Probabilities of the first row.
-            x: Logits of the first row.
+            y: Results.
+            x: Logits.
             row: Which row.
             n: Length of a row.
             lane: This thread's index in its team.
             rank: The block's, among those that share the row.
             share: Vectors that each of them takes, as long as there are any.
         """
-        var source = x.unsafe_offset(row * n)
-        var target = y.unsafe_offset(row * n)
+        comptime size = size_of[Self.S.Line.elements]()
+        var source = x.line(row, n)
+        var target = y.line(row, n)
         comptime line = UInt64(
             LINE_BYTES if Self.width > 1
-            and Self.team * size_of[Self.dtype]() >= LINE_BYTES else Self.bytes
+            and Self.team * size >= LINE_BYTES else Self.bytes
         )
-        # Unsigned, so that a division is a shift: the first load waits for all of this.
-        var address = UInt64(Int(source))
-        var head = Int(
-            min(
-                (0 - address) % line // UInt64(size_of[Self.dtype]()), UInt64(n)
-            )
-        )
-        self.aligned = (UInt64(Int(target)) - address) % UInt64(Self.bytes) == 0
+        var head = 0
+        comptime if Self.S.Line.in_memory:
+            # Unsigned, so that a division is a shift: the first load waits for all of this.
+            var address = UInt64(Int(source.address(0)))
+            head = Int(min((0 - address) % line // UInt64(size), UInt64(n)))
         var body = UInt64(n - head)
         var all = Int(body // UInt64(Self.width))
         var tail = Int(body % UInt64(Self.width))
@@ -93,13 +100,29 @@ struct Part[
         self.count = Int32(max(0, min(share, all - first)))
         self.ahead = self.count - Int32(lane)
         var start = head + (first + lane) * Self.width
-        self.source = source.unsafe_offset(start)
-        self.target = target.unsafe_offset(start)
+        self.read = self.count
+        self.whole = True
+        comptime if Self.S.is_causal:
+            var body_length = source.length(n) - head
+            self.whole = body_length >= n - head
+            self.read = Int32(
+                max(
+                    0,
+                    min(
+                        Int(self.count),
+                        ceildiv(body_length, Self.width) - first,
+                    ),
+                )
+            )
+        self.reach = self.read - Int32(lane)
+        self.source = source.onwards(start)
+        self.target = target.onwards(start)
+        self.aligned = self.target.is_aligned[Self.width]()
         self.edge = SIMD[DType.bool, 2](
             rank == 0 and lane < head, rank == 0 and lane < tail
         )
         self.edges = SIMD[DType.int64, 2](
-            Int64(row * n + lane), Int64(row * n + n - tail + lane)
+            Int64(lane - start), Int64(n - tail + lane - start)
         )
 
     @inline(.always)
@@ -107,6 +130,8 @@ struct Part[
         """Makes it a part of nothing."""
         self.count = 0
         self.ahead = 0
+        self.read = 0
+        self.reach = 0
         self.edge = SIMD[DType.bool, 2](fill=False)
 
     @inline(.always)
@@ -116,9 +141,21 @@ struct Part[
         return Int(self.count) // Self.team
 
     @inline(.always)
+    def rounds_read(self) -> Int:
+        """Returns how many rounds there are in which anything that takes part is read.
+        """
+        return ceildiv(Int(self.read), Self.team)
+
+    @inline(.always)
     def has(self, i: Int) -> Bool:
         """Returns whether this thread has a vector `i`."""
         return Int32(i * Self.team) < self.ahead
+
+    @inline(.always)
+    def reads(self, i: Int) -> Bool:
+        """Returns whether of this thread's vector `i` there is anything that takes part.
+        """
+        return Int32(i * Self.team) < self.reach
 
     @staticmethod
     @inline(.always)
@@ -129,49 +166,57 @@ struct Part[
 
     @inline(.always)
     def load(self, i: Int) -> Self.Raw:
-        """Returns this thread's vector `i` of logits."""
-        return self.source.unsafe_load[width=Self.width, alignment=Self.bytes](
-            self.place(i)
-        )
+        """Returns this thread's vector `i`, as it is kept."""
+        return self.source.load[Self.width](self.place(i))
 
     @inline(.always)
-    def store[aligned: Bool](self, i: Int, values: Self.Raw):
-        """Stores this thread's vector `i` of probabilities.
+    def logits(self, i: Int, kept: Self.Raw) -> SIMD[DType.float32, Self.width]:
+        """Returns the logits of this thread's vector `i`, of which `kept` is what was loaded.
+        """
+        return self.source.logits(self.place(i), kept).cast[DType.float32]()
+
+    @inline(.always)
+    def store[
+        aligned: Bool
+    ](self, i: Int, values: SIMD[DType.float32, Self.width]):
+        """Stores this thread's vector `i` of results.
 
         Parameters:
-            aligned: Whether the vectors of y are aligned as those of x are, which is for the caller to look at: outside of its loops.
+            aligned: Whether it is in whole vectors, which is for the caller to look at: outside of its loops.
         """
-        var at = self.place(i)
-        comptime if aligned:
-            self.target.unsafe_store[alignment=Self.bytes](at, values)
-        else:
-            comptime for j in range(Self.width):
-                self.target[unsafe_offset=at + j] = values[j]
+        self.target.store[aligned](self.place(i), values)
 
     @inline(.always)
     def load_edges(
-        self,
-        x: Source[Self.dtype],
-        filler: Float32 = neg_inf[DType.float32](),
+        self, filler: Float32 = neg_inf[DType.float32]()
     ) -> Self.Edges:
-        """Returns this thread's elements of head and tail, `filler` where it has none.
+        """Returns this thread's logits of head and tail, `filler` where it has none.
         """
         var values = Self.Edges(filler)
-        comptime for i in range(2 if Self.width > 1 else 0):
+        comptime for i in range(2 if Self.peeled else 0):
             if self.edge[i]:
-                values[i] = x[unsafe_offset=Int(self.edges[i])].cast[
-                    DType.float32
-                ]()
+                var at = Int(self.edges[i])
+                values[i] = self.source.logits(
+                    at, self.source.limited(at, self.source.load[1](at))
+                ).cast[DType.float32]()[0]
         return values
 
     @inline(.always)
-    def store_edges(self, y: Target[Self.dtype], values: Self.Edges):
-        """Stores the probabilities of what `load_edges` returned."""
-        comptime for i in range(2 if Self.width > 1 else 0):
+    def store_edges(self, values: Self.Edges):
+        """Stores the results of what `load_edges` returned."""
+        comptime for i in range(2 if Self.peeled else 0):
             if self.edge[i]:
-                y[unsafe_offset=Int(self.edges[i])] = values[i].cast[
-                    Self.dtype
-                ]()
+                self.target.store[True](
+                    Int(self.edges[i]), SIMD[DType.float32, 1](values[i])
+                )
+
+
+comptime MemoryPart[
+    dtype: DType,
+    team: Int,
+    width: Int = VECTOR_BYTES // size_of[dtype](),
+] = Part[MemorySource[dtype], MemoryTarget[dtype], team, width]
+"""A part of a row in memory, whose results go to memory."""
 
 
 @inline(.always)

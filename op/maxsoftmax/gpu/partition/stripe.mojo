@@ -9,10 +9,7 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from ...math.online import accumulator
-from ...io.rows import Source, Target
-
-comptime VECTOR_BYTES = 16
-"""The widest access that a thread can make."""
+from ...io.rows import Source, Target, VECTOR_BYTES
 
 
 struct Stripe[dtype: DType, block_size: Int](TrivialRegisterPassable):

@@ -1,0 +1,386 @@
+"""Logits as attention has them, of a tensor in memory, for the kernels of a GPU: they load the tensor as it is, keep it so if
+its elements have 16 bits, and make logits of it when they compute.
+"""
+
+from std.builtin.device_passable import DeviceTypeEncoder
+from std.math import iota
+from std.sys import size_of
+from std.utils import IndexList
+from std.utils.numerics import inf, max_finite, neg_inf
+
+from .forms import AXIS, Class, Forms, Kind, Operand, RANK
+from ..io.logits import unravel
+from ..io.rows import Source
+from ..io.source import RowSource, SourceColumn, SourceLine
+from ..math.online import accumulator
+
+
+@fieldwise_init
+struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
+    RowSource
+):
+    """Logits (x · scale + mask) / temperature, and a sink for each row.
+
+    Parameters:
+        dtype: Dtype of x.
+        contiguous: Whether rows run along the last axis.
+        forms_are: Which forms there may be.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+    comptime device_type: AnyType = Self
+    comptime Line = FormedLine[Self.dtype, Self.forms_are]
+    comptime elements = Self.Line.kept if Self.contiguous else Self.accum
+    comptime is_causal = True
+    comptime has_sink = True
+    comptime Column = FormedColumn[Self.dtype]
+
+    var x: Source[Self.dtype]
+    """Where the tensor is."""
+    var forms: Forms[Self.dtype]
+    """What is made of it."""
+
+    @inline(.always)
+    def _at(self, outer: Int, inner: Int) -> IndexList[RANK]:
+        """Returns where the first element of a row is."""
+        var at = IndexList[RANK](0)
+        unravel[AXIS + 1, RANK](at, inner, self.forms.shape)
+        unravel[0, AXIS](at, outer, self.forms.shape)
+        return at
+
+    @inline(.always)
+    def line(self, row: Int, n: Int) -> Self.Line:
+        """Returns a row along the last axis."""
+        comptime if Self.forms_are == Class.SCALED:
+            var end = n
+            if self.forms.causal:
+                # Queries are counted fastest.
+                var at = IndexList[RANK](0)
+                at[AXIS - 1] = Int(
+                    UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
+                )
+                end = self.forms.length(at)
+            var nothing = _Along[Self.dtype]()
+            var scale = nothing
+            scale.number = self.forms.scale.number
+            return {self.x.unsafe_offset(row * n), end, scale, nothing, nothing}
+        var at = self._at(row, 0)
+        var mask = _Along(self.forms.mask, at, 0)
+        var end = self.forms.length(at)
+        if mask.kind == Kind.NUMBER and self.forms.mask.kind == Kind.BOOL:
+            # All of the row takes part, or nothing.
+            if mask.number != 0:
+                end = 0
+            mask.kind = Kind.NOTHING
+        var scale = _Along(self.forms.scale, at, 1)
+        var temperature = _Along(self.forms.temperature, at, 1)
+        comptime if Self.forms_are != Class.ANY:
+            # One factor for x and one for the mask: a division is a function call for every element.
+            scale.number /= temperature.number
+            scale.kind = Kind.NUMBER
+            temperature.number = 1 / temperature.number
+        return {self.x.unsafe_offset(row * n), end, scale, mask, temperature}
+
+    @inline(.always)
+    def column(
+        self,
+        outer: Int,
+        inner: Int,
+        first: Int,
+        step: Int,
+        n: Int,
+        stride: Int,
+    ) -> Self.Column:
+        """Returns every `step`-th element of a row and its neighbours."""
+        var at = self._at(outer, inner)
+        at[AXIS] = first
+        return {self.x, self.forms, at, step}
+
+    @inline(.always)
+    def is_masked(self) -> Bool:
+        """Returns whether a row of nothing but -inf gives 0."""
+        return self.forms.masked
+
+    @inline(.always)
+    def sink[
+        width: Int
+    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
+        """Returns the sinks of `width` neighbouring rows."""
+        comptime F = Self.Column.loaded
+        if self.forms.sink.kind == Kind.NOTHING:
+            return SIMD[F, width](neg_inf[F]())
+        return self.forms.sink.load[width, RANK - 1](self._at(outer, inner))
+
+    @inline(.always)
+    def in_vectors[width: Int](self) -> Bool:
+        """Returns whether the first vector is aligned."""
+        return Int(self.x) % (width * size_of[Self.dtype]()) == 0
+
+    def _to_device_type(
+        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
+    ):
+        encoder.encode(self, target)
+
+    @staticmethod
+    def get_type_name() -> String:
+        """Returns what the driver calls the type."""
+        return "FormedSource"
+
+
+struct _Along[dtype: DType](TrivialRegisterPassable):
+    """An operand along one row.
+
+    Parameters:
+        dtype: Dtype of the logits.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+
+    var kind: Kind
+    """What it is; a number, if it is the same along the row."""
+    var number: Scalar[Self.accum]
+    """The number."""
+    var address: Source[DType.uint8]
+    """Where its element beside the first of the row is."""
+    var stride: Int
+    """From one to the next, in elements."""
+
+    @inline(.always)
+    def __init__(out self):
+        """Nothing."""
+        self.kind = Kind.NOTHING
+        self.number = 1
+        self.address = Source[DType.uint8](unsafe_from_address=1)
+        self.stride = 0
+
+    @inline(.always)
+    def __init__(
+        out self,
+        operand: Operand[Self.dtype],
+        at: IndexList[RANK],
+        nothing: Scalar[Self.accum],
+    ):
+        """An operand along the row that begins at `at`; `nothing`, if there is none.
+        """
+        self.kind = operand.kind
+        self.number = nothing
+        self.address = operand.address
+        self.stride = operand.strides[AXIS]
+        if self.kind == Kind.NUMBER:
+            self.number = operand.number
+        elif self.kind != Kind.NOTHING:
+            if self.stride == 0:
+                self.number = operand.load[1, AXIS, True](at)[0]
+                self.kind = Kind.NUMBER
+            else:
+                self.address = self.address.unsafe_offset(
+                    operand.place(at) * self.kind.bytes[Self.dtype]()
+                )
+
+    @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns it along what of the row begins at element `start`."""
+        var result = self
+        result.address = self.address.unsafe_offset(
+            start * self.stride * self.kind.bytes[Self.dtype]()
+        )
+        return result
+
+    @inline(.always)
+    def elements[
+        of: DType, width: Int, unit: Bool
+    ](self, i: Int) -> SIMD[of, width]:
+        """Returns its elements from `i` on.
+
+        Parameters:
+            of: Their dtype.
+            width: How many.
+            unit: Whether the stride is 1.
+
+        Args:
+            i: The first.
+        """
+        var stride = 1 if unit else self.stride
+        var first = self.address.unsafe_bitcast[Scalar[of]]().unsafe_offset(
+            i * stride
+        )
+        var values = SIMD[of, width]()
+        comptime for j in range(width):
+            values[j] = first[unsafe_offset=j * stride]
+        return values
+
+    @inline(.always)
+    def values[width: Int, unit: Bool](self, i: Int) -> SIMD[Self.accum, width]:
+        """Returns its elements from `i` on, of floats, or the number; parameters are as of `elements`.
+        """
+        if self.kind == Kind.NUMBER or self.kind == Kind.NOTHING:
+            return SIMD[Self.accum, width](self.number)
+        comptime if Self.dtype != Self.accum:
+            if self.kind == Kind.NARROW:
+                return self.elements[Self.dtype, width, unit](i).cast[
+                    Self.accum
+                ]()
+        return self.elements[Self.accum, width, unit](i)
+
+
+@fieldwise_init
+struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
+    """A row of `FormedSource`, or what of it begins at one of its elements.
+
+    Parameters:
+        dtype: Dtype of x.
+        forms_are: Which forms there may be.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+    comptime in_memory = True
+    comptime scaled = Self.forms_are == Class.SCALED
+    # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
+    comptime transformed = not Self.scaled and Self.dtype == Self.accum
+    comptime kept = Self.dtype if Self.scaled else Self.accum
+    comptime held = Self.kept
+    comptime elements = Self.dtype
+
+    var first: Source[Self.dtype]
+    """Where the first element is."""
+    var end: Int
+    """How many elements take part: from there on, all are -inf."""
+    var scale: _Along[Self.dtype]
+    """What elements are multiplied by."""
+    var mask: _Along[Self.dtype]
+    """What is then added to them."""
+    var temperature: _Along[Self.dtype]
+    """What they are then divided by; where it is the same along each row, the scale is divided by it, and this is its inverse."""
+
+    @inline(.always)
+    def onwards(self, start: Int) -> Self:
+        """Returns what of the row begins at its element `start`."""
+        return {
+            self.first.unsafe_offset(start),
+            self.end - start,
+            self.scale.onwards(start),
+            self.mask.onwards(start),
+            self.temperature.onwards(start),
+        }
+
+    @inline(.always)
+    def address(self, i: Int) -> Source[Self.elements]:
+        """Returns where element `i` is."""
+        return self.first.unsafe_offset(i)
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on, which are aligned, or what is made of them.
+        """
+        var elements = self.first.unsafe_load[
+            width=width, alignment=width * size_of[Self.dtype]()
+        ](i)
+        comptime if Self.scaled or Self.transformed:
+            return rebind[SIMD[Self.held, width]](elements)
+        else:
+            return rebind[SIMD[Self.held, width]](self._made(i, elements))
+
+    @inline(.always)
+    def logits[
+        width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[Self.held, width]) -> SIMD[
+        accumulator[Self.held](), width
+    ]:
+        """Returns the logits of what `load` returned."""
+        comptime if Self.transformed:
+            return rebind[SIMD[accumulator[Self.held](), width]](
+                self._made(i, rebind[SIMD[Self.dtype, width]](elements))
+            )
+        else:
+            return elements.cast[accumulator[Self.held]()]()
+
+    @inline(.always)
+    def length(self, n: Int) -> Int:
+        """Returns how many elements take part."""
+        return self.end
+
+    @inline(.always)
+    def _made[
+        width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[Self.dtype, width]) -> SIMD[
+        Self.accum, width
+    ]:
+        """Returns the logits of the elements from `i` on."""
+        comptime lanes = Int(width)
+        comptime unit = Self.forms_are != Class.ANY
+        comptime nothing = SIMD[Self.accum, width](neg_inf[Self.accum]())
+        var z = elements.cast[Self.accum]()
+        z *= self.scale.values[lanes, unit](i)
+        if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
+            var mask = self.mask.values[lanes, unit](i)
+            comptime if unit:
+                z = mask.fma(type_of(z)(self.temperature.number), z)
+            else:
+                z += mask
+        comptime if not unit:
+            if self.temperature.kind != Kind.NOTHING:
+                z /= self.temperature.values[lanes, unit](i)
+        if self.mask.kind == Kind.BOOL:
+            z = (
+                self.mask.elements[DType.uint8, lanes, unit](i)
+                .ne(0)
+                .select(z, nothing)
+            )
+        return self.limited(i, z)
+
+    @inline(.always)
+    def factor(self) -> Float32:
+        """Returns what elements are multiplied by, if that is all."""
+        return self.scale.number.cast[DType.float32]()
+
+    @inline(.always)
+    def is_cut(self, i: Int, width: Int) -> Bool:
+        """Returns whether of `width` elements from `i` on some take no part."""
+        return i + width > self.end
+
+    @inline(.always)
+    def limited[
+        of: DType, width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[of, width]) -> SIMD[of, width]:
+        """Returns elements from `i` on, -inf for those that take no part."""
+        comptime lanes = Int(width)
+        if self.is_cut(i, lanes):
+            return (
+                iota[DType.int32, lanes]()
+                .lt(Int32(max(0, self.end - i)))
+                .select(elements, type_of(elements)(neg_inf[of]()))
+            )
+        return elements
+
+
+@fieldwise_init
+struct FormedColumn[dtype: DType](SourceColumn):
+    """Elements of a row of `FormedSource`, at equal distances.
+
+    Parameters:
+        dtype: Dtype of x.
+    """
+
+    comptime loaded = accumulator[Self.dtype]()
+
+    var x: Source[Self.dtype]
+    """Where the tensor is."""
+    var forms: Forms[Self.dtype]
+    """What is made of it."""
+    var at: IndexList[RANK]
+    """Where the first element is."""
+    var step: Int
+    """From one to the next."""
+
+    @inline(.always)
+    def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
+        """Returns element `i` of `width` neighbouring rows, which is aligned.
+        """
+        var at = self.at
+        at[AXIS] += i * self.step
+        return self.forms.logits[width, width](self.x, at)
+
+    @inline(.always)
+    def length(self, n: Int) -> Int:
+        """Returns how many elements of the whole row take part."""
+        return self.forms.length(self.at)
