@@ -1,8 +1,9 @@
 """The fast kernels along an axis that is not the last, for what does not fit on the chip: two reads and one write an
 element, in two launches.
 
-It is `streaming` turned: each block takes a span of the positions of a few vectors of columns. The first launch leaves their
-pairs in device memory; the second merges those of its columns, and writes. It goes through everything backwards, so
+It is `streaming` turned. In the first launch each block takes a unit of the positions of a few vectors of columns, whose length
+follows from that of the row alone, so that it makes no difference to a row's pair how many others there are, and leaves their pairs
+in device memory; in the second it takes a span, merges the pairs of its columns, and writes. That goes through everything backwards, so
 that what was read last, and is still in the last cache, is read first. Logits that are computed as they are read are
 computed twice.
 """
@@ -40,6 +41,12 @@ from .resident import add, write_pair
 comptime UNROLL = 4
 """Vectors that a thread has under way at a time."""
 
+comptime UNIT = 512
+"""Positions of a unit, unless the row is longer than `MAX_UNITS` such units."""
+
+comptime MAX_UNITS = 512
+"""Most units of a row, which each block of the second launch merges."""
+
 comptime READING = 3
 """Blocks of the first launch that a multiprocessor is to hold."""
 
@@ -47,7 +54,7 @@ comptime WRITING = 4
 """Blocks of the second."""
 
 comptime Floats = Pointer[Float32, MutUntrackedOrigin]
-"""Where pairs wait between the launches: for each span, first the maxima of all columns, then their sums."""
+"""Where pairs wait between the launches: for each unit, first the maxima of all columns, then their sums."""
 
 
 struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
@@ -101,7 +108,7 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
     @inline(.always)
     def leave[
         lanes: Int
-    ](self, pairs: Floats, span: UInt32, index: UInt32, total: UInt32):
+    ](self, pairs: Floats, unit: UInt32, index: UInt32, total: UInt32):
         """Leaves the pairs of what the threads of each lane have seen. Every thread of the block calls this, once.
 
         Parameters:
@@ -109,7 +116,7 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
 
         Args:
             pairs: Where.
-            span: Which positions they are of.
+            unit: Which positions they are of.
             index: Which vector of columns this thread has.
             total: How many there are.
         """
@@ -122,7 +129,7 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
         )
         if thread < lanes and index < total:
             var mine = pairs.unsafe_offset(
-                (Int(span) * 2 * Int(total) + Int(index)) * Self.width
+                (Int(unit) * 2 * Int(total) + Int(index)) * Self.width
             )
             mine.unsafe_store[alignment=4 * Self.width](0, all)
             mine.unsafe_store[alignment=4 * Self.width](
@@ -131,10 +138,10 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
 
 
 @inline(.always)
-def merge_spans[
+def merge_units[
     exact: Bool, lanes: Int, width: Int
-](pairs: Floats, index: UInt32, total: UInt32, spans: Int) -> Pair[width]:
-    """Returns what all spans have left of a vector of columns. Every thread of the block calls this, once.
+](pairs: Floats, index: UInt32, total: UInt32, units: Int) -> Pair[width]:
+    """Returns what all units have left of a vector of columns. Every thread of the block calls this, once.
 
     Parameters:
         exact: Of the scale that the sums are in.
@@ -145,7 +152,7 @@ def merge_spans[
         pairs: Where they are.
         index: Which vector of columns this thread has.
         total: How many there are.
-        spans: How many.
+        units: How many.
     """
     comptime Values = SIMD[DType.float32, width]
     comptime deep = COLUMN_THREADS // lanes
@@ -156,7 +163,7 @@ def merge_spans[
     var column = Int(min(index, total - 1)) * width
     var stride = Int(total) * width
     var m = Values(neg_inf[DType.float32]())
-    for i in range(thread // lanes, spans, deep):
+    for i in range(thread // lanes, units, deep):
         m = maximum(
             m,
             pairs.unsafe_load[width=width, alignment=4 * width](
@@ -166,7 +173,7 @@ def merge_spans[
     m = maxima.reduce[True](thread, m)
     var scale = Scale[exact, width](m)
     var d = Values(0)
-    for i in range(thread // lanes, spans, deep):
+    for i in range(thread // lanes, units, deep):
         var theirs = pairs.unsafe_offset(column + 2 * i * stride)
         d += Pair(
             theirs.unsafe_load[width=width, alignment=4 * width](),
@@ -190,9 +197,9 @@ def streaming_pairs_kernel[
     across: Int64,
     n: Int64,
     tiles: Int64,
-    share: Int64,
+    length: Int64,
 ):
-    """First launch: the pairs of each block's span of its columns.
+    """First launch: the pairs of each block's unit of its columns.
 
     Parameters:
         S: Where logits come from, of 4 bytes or 2.
@@ -205,13 +212,13 @@ def streaming_pairs_kernel[
         total: Vectors of columns, less than 2^31.
         across: Those of a position.
         n: Positions.
-        tiles: Blocks that a span is shared by.
-        share: Positions a span.
+        tiles: Blocks that a unit is shared by.
+        length: Positions of a unit.
     """
     comptime Raw = SIMD[S.Column.loaded, width]
     var thread = Int(thread_idx.x)
-    var span = UInt32(block_idx.x) // UInt32(tiles)
-    var index = (UInt32(block_idx.x) - span * UInt32(tiles)) * UInt32(
+    var unit = UInt32(block_idx.x) // UInt32(tiles)
+    var index = (UInt32(block_idx.x) - unit * UInt32(tiles)) * UInt32(
         lanes
     ) + UInt32(thread % lanes)
     var part = StridedPart[lanes, width, S.in_memory](
@@ -220,8 +227,8 @@ def streaming_pairs_kernel[
         UInt32(across),
         Int(n),
         thread,
-        Int(span),
-        Int(share),
+        Int(unit),
+        Int(length),
     )
     var source = part.source(x)
     comptime if S.is_causal:
@@ -236,7 +243,7 @@ def streaming_pairs_kernel[
                 raw[j] = source.load[width](i + j)
         running.add(raw)
         i += UNROLL
-    running.leave[lanes](pairs, span, index, UInt32(total))
+    running.leave[lanes](pairs, unit, index, UInt32(total))
 
 
 @__llvm_metadata(
@@ -256,7 +263,7 @@ def streaming_results_kernel[
     n: Int64,
     tiles: Int64,
     share: Int64,
-    spans: Int64,
+    units: Int64,
 ):
     """Second launch: each block merges the pairs of its columns, and writes its span of them.
 
@@ -276,7 +283,7 @@ def streaming_results_kernel[
         n: Positions.
         tiles: Blocks that a span is shared by.
         share: Positions a span.
-        spans: How many there are.
+        units: How many units there are.
     """
     comptime exact = is_exact[S]()
     comptime Raw = SIMD[S.Column.loaded, width]
@@ -299,8 +306,8 @@ def streaming_results_kernel[
     )
     var source = part.source(x)
     pdl_wait()
-    var pair = merge_spans[exact, lanes, width](
-        pairs, index, UInt32(total), Int(spans)
+    var pair = merge_units[exact, lanes, width](
+        pairs, index, UInt32(total), Int(units)
     )
     comptime if not S.in_memory:
         if index >= UInt32(total):
@@ -350,6 +357,14 @@ def _computing(width: Int) -> Int:
     return READING if width <= 4 else 2
 
 
+def unit_length(n: Int) -> Int:
+    """Returns how many of `n` positions a unit has."""
+    var length = UNIT
+    while n > length * MAX_UNITS:
+        length *= 2
+    return length
+
+
 def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
     """Returns how many positions a block takes.
 
@@ -388,9 +403,9 @@ def streaming_strided[
     var across = rows.inner // width
     var total = rows.outer * across
     var tiles = ceildiv(total, lanes)
-    var share = span_length[lanes](rows.n, tiles, queue.sm_count())
-    var spans = ceildiv(rows.n, share)
-    var memory = queue.scratch[DType.float32](2 * spans * total * width)
+    var length = unit_length(rows.n)
+    var units = ceildiv(rows.n, length)
+    var memory = queue.scratch[DType.float32](2 * units * total * width)
     var pairs = memory.pointer
     queue.launch[streaming_pairs_kernel[S, lanes, width]](
         pairs,
@@ -399,11 +414,15 @@ def streaming_strided[
         Int64(across),
         Int64(rows.n),
         Int64(tiles),
-        Int64(share),
-        grid_dim=tiles * spans,
+        Int64(length),
+        grid_dim=tiles * units,
         block_dim=COLUMN_THREADS,
         attributes=pdl_attributes(),
     )
+    # Of pairs there is nothing to write but by the first.
+    var share = rows.n
+    comptime if finish != Finish.PAIR:
+        share = span_length[lanes](rows.n, tiles, queue.sm_count())
     queue.launch[streaming_results_kernel[S, T, finish, lanes, width]](
         y,
         x,
@@ -413,8 +432,8 @@ def streaming_strided[
         Int64(rows.n),
         Int64(tiles),
         Int64(share),
-        Int64(spans),
-        grid_dim=tiles * spans,
+        Int64(units),
+        grid_dim=tiles * ceildiv(rows.n, share),
         block_dim=COLUMN_THREADS,
         attributes=pdl_attributes(),
     )

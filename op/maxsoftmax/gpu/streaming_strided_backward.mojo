@@ -26,13 +26,12 @@ from .partition.row import again
 from .partition.strided import COLUMN_THREADS, Scratch, StridedPart
 from .resident import add
 from .resident_strided_backward import add_terms
-from .streaming_strided import Floats, READING, span_length
-
-comptime UNIT = 512
-"""Positions of a unit, unless the row is longer than `MAX_UNITS` such units."""
-
-comptime MAX_UNITS = 512
-"""Most units of a row, which each block of the second launch merges."""
+from .streaming_strided import (
+    Floats,
+    READING,
+    span_length,
+    unit_length,
+)
 
 
 def _unroll(width: Int) -> Int:
@@ -236,9 +235,7 @@ def streaming_strided_backward[
     var across = rows.inner // width
     var total = rows.outer * across
     var tiles = ceildiv(total, lanes)
-    var length = UNIT
-    while rows.n > length * MAX_UNITS:
-        length *= 2
+    var length = unit_length(rows.n)
     var units = ceildiv(rows.n, length)
     var memory = queue.scratch[DType.float32](units * total * width)
     var sums = memory.pointer
