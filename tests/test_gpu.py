@@ -98,17 +98,21 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [50, 100, 400, 3000, 5000, 11_000, 60_000])
 @pytest.mark.parametrize(("inner", "columns"), [(264, 8), (265, 17)])
-def test_gradients_along_another_axis_have_the_same_bits_in_every_batch(n, inner, columns, dtype):
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient"])
+def test_rows_along_another_axis_have_the_same_bits_in_every_batch(what, n, inner, columns, dtype):
     torch = pytest.importorskip("torch")
-    import maxsoftmax.torch  # noqa: F401
+    import maxsoftmax.torch as ours
+
+    def computed(y, dy):
+        return torch.ops.maxsoftmax.softmax_backward(y, dy, 1) if what == "gradient" else getattr(ours, what)(y, 1)
 
     generator = torch.Generator("cuda").manual_seed(n)
     y, dy = torch.randn(2, 2, n, inner, device="cuda", generator=generator).to(getattr(torch, dtype))
     # A NaN stays in its row.
     y[1, n // 2, 16] = np.nan
-    dx = torch.ops.maxsoftmax.softmax_backward(y, dy, 1)
+    dx = computed(y, dy)
     assert torch.isnan(dx).any(1).nonzero().tolist() == [[1, 16]]
     for start in (0, 24, 32, inner - columns):
         part = (slice(1), slice(None), slice(start, start + columns))
-        alone = torch.ops.maxsoftmax.softmax_backward(y[part].contiguous(), dy[part].contiguous(), 1)
+        alone = computed(y[part].contiguous(), dy[part].contiguous())
         assert torch.equal(alone, dx[part]), start
