@@ -21,12 +21,12 @@ from .queue import Queue
 from .registry import (
     CrossEntropy,
     CrossEntropyBackward,
+    FormedSoftmax,
     FusedSoftmax,
     LogSoftmax,
     LogSumExp,
     MaskedSoftmax,
     MaxSum,
-    ScaledSoftmax,
     SinkSoftmax,
     Softmax,
     SoftmaxBackward,

@@ -11,7 +11,7 @@ from std.utils import IndexList
 from .cpu.kernels import Cpu
 from .math.online import accumulator
 from .ops.finish import Finish
-from .ops.forms import Forms
+from .ops.forms import AXIS, Class, Forms, spread
 from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .io.logits import Logits, address, is_plain
@@ -79,111 +79,123 @@ def softmax[
 
 
 @inline(.always)
-def scaled_softmax[
+def formed_softmax[
     target: StaticString,
     axis: Int,
-    causal: Bool,
+    known: Class,
     has_prologue_fusion: Bool,
     has_epilogue_fusion: Bool,
 ](
     y: FusedOutputTensor,
     x: FusedInputTensor[rank=y.rank, ...],
-    scale: Float64,
-    temperature: Float64,
+    forms: Forms[x.dtype],
     out_scale: Float64,
     queue: Queue,
 ) raises:
-    """Computes softmax of logits that are multiplied and divided by numbers, causal or not.
+    """Computes softmax of what `forms` makes of logits.
 
     Parameters:
         target: Where to compute: "cpu" or "gpu".
-        axis: Which axis sums to 1, counted from 0.
-        causal: Whether an element of the axis before `axis` sees only what is not after it, both counted from the end.
+        axis: Which axis sums to 1, counted from 0, as for `spread`.
+        known: As for `Kernels.formed`.
         has_prologue_fusion: Whether MAX fused anything into the input.
         has_epilogue_fusion: Whether MAX fused anything into the output.
 
     Args:
         y: Probabilities, of the shape of `x`.
         x: Logits.
-        scale: What they are multiplied by.
-        temperature: What they are then divided by.
+        forms: What is made of them.
         out_scale: What results of float8 are multiplied by.
         queue: The device.
     """
-    var rows = Rows.of[axis](x.shape())
-    if rows.is_empty():
+    if forms.is_empty():
         return
+    var memory = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if (
         is_plain[x.InFusion, x.dtype, x.rank, has_prologue_fusion]()
         and not has_epilogue_fusion
     ):
-        var queries = x.shape()[axis - 1] if axis > 0 else 1
-        KernelsOf[target].formed[x.dtype, y.dtype, axis == x.rank - 1](
-            y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
+        KernelsOf[target].formed[x.dtype, y.dtype, axis == x.rank - 1, known](
+            memory,
             address[x.dtype, x.rank](x.in_fusion),
-            Forms[x.dtype].of_numbers(
-                rows, queries, causal, scale, temperature
-            ),
+            forms,
             out_scale,
             queue,
         )
     else:
         comptime accum = accumulator[x.dtype]()
-        comptime From = Scaled[x.InFusion, x.dtype]
-        var results = Results[
-            y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
-        ](
-            y.out_fusion,
-            y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
-            y.shape(),
-            out_scale,
-        )
-        var logits = Logits[From, accum, x.rank, axis, causal](
-            From(
-                x.in_fusion,
-                scale.cast[accum](),
-                temperature.cast[accum](),
+        comptime Made = _Made[x.InFusion, x.dtype, axis]
+        comptime Sink = _Sink[x.dtype, axis]
+        var ones = x.shape()
+        ones[axis] = 1
+        KernelsOf[target].fused[has_sink=True, finish=Finish.PROBABILITIES](
+            Results[y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion](
+                y.out_fusion, memory, y.shape(), out_scale
             ),
-            x.shape(),
-            causal,
-        )
-        KernelsOf[target].fused[has_sink=False, finish=Finish.PROBABILITIES](
-            results,
-            logits,
-            Logits[From, accum, x.rank, axis, False](
-                logits.fusion, x.shape(), causal
+            Logits[Made, accum, x.rank, axis, axis > 0](
+                Made(x.in_fusion, forms),
+                x.shape(),
+                forms.masked,
+                0 if forms.causal else forms.shape[AXIS - 1],
+            ),
+            Logits[Sink, accum, x.rank, axis, False](
+                Sink(forms), ones, forms.masked
             ),
             queue,
         )
 
 
 @fieldwise_init
-struct Scaled[Fusion: InputFusion, of: DType](InputFusion):
-    """What MAX fused into an input, multiplied and divided by numbers.
+struct _Made[Fusion: InputFusion, of: DType, axis: Int](InputFusion):
+    """What is made of what MAX fused into an input.
 
     Parameters:
         Fusion: What is loaded.
         of: Its dtype.
+        axis: The axis of the softmax.
     """
 
     var fusion: Self.Fusion
     """What is loaded."""
-    var scale: Scalar[accumulator[Self.of]()]
-    """What it is multiplied by."""
-    var temperature: Scalar[accumulator[Self.of]()]
-    """What it is then divided by."""
+    var forms: Forms[Self.of]
+    """What is made of it."""
 
     @inline(.always)
     def load[
         dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
     ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
         """Returns elements."""
-        comptime accum = accumulator[Self.of]()
-        var z = self.fusion.load[Self.of, rank, simd_width, element_alignment](
-            idx
-        ).cast[accum]()
+        var elements = self.fusion.load[
+            Self.of, rank, simd_width, element_alignment
+        ](idx).cast[accumulator[Self.of]()]()
         return rebind[SIMD[dtype, simd_width]](
-            z * self.scale / self.temperature
+            self.forms.made[simd_width, AXIS - Self.axis + rank - 1](
+                elements, spread[Self.axis](idx, 0)
+            )
+        )
+
+
+@fieldwise_init
+struct _Sink[of: DType, axis: Int](InputFusion):
+    """The additional logits.
+
+    Parameters:
+        of: Dtype of the logits.
+        axis: The axis of the softmax.
+    """
+
+    var forms: Forms[Self.of]
+    """What they are of."""
+
+    @inline(.always)
+    def load[
+        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
+    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
+        """Returns elements."""
+        return rebind[SIMD[dtype, simd_width]](
+            self.forms.sinks[simd_width, AXIS - Self.axis + rank - 1](
+                spread[Self.axis](idx, 0)
+            )
         )
 
 

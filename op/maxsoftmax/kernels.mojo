@@ -6,7 +6,7 @@ A library for one kind of device imports the kernels of that kind only: the comp
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from .ops.finish import Finish
-from .ops.forms import Forms
+from .ops.forms import Class, Forms
 from .io.logits import Logits
 from .math.loss import LossOptions, Targets
 from .math.online import accumulator
@@ -124,7 +124,10 @@ trait Kernels:
 
     @staticmethod
     def formed[
-        dtype: DType, out_dtype: DType, contiguous: Bool
+        dtype: DType,
+        out_dtype: DType,
+        contiguous: Bool,
+        known: Class = Class.ANY,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
@@ -132,7 +135,8 @@ trait Kernels:
         out_scale: Float64,
         queue: Queue,
     ) raises:
-        """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale.
+        """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale. Of forms of
+        which it is `known` at compile time that they are of that class only the kernels for these are compiled.
         """
         ...
 

@@ -8,6 +8,7 @@ from extensibility import _MutableInputTensor as MutableInputTensor
 from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.memory import bitcast, unsafe_memcpy
+from std.utils import IndexList
 
 from . import fused, gpu
 from .direct import (
@@ -19,6 +20,7 @@ from .direct import (
     statistics,
 )
 from .ops.finish import Finish
+from .ops.forms import Class, Forms, Kind, Operand, spread
 from .fused import KernelsOf
 from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
@@ -100,9 +102,9 @@ struct FusedSoftmax:
         )
 
 
-@compiler.register("softmax_scaled")
-struct ScaledSoftmax:
-    """The op `softmax_fused` of logits that are multiplied and divided by numbers, and may be those of attention.
+@compiler.register("softmax_formed")
+struct FormedSoftmax:
+    """The op `softmax_fused` of logits as attention has them, scaled and masked by what lies in memory.
     """
 
     @staticmethod
@@ -110,6 +112,11 @@ struct ScaledSoftmax:
         target: StaticString,
         axis: Int,
         causal: Bool,
+        masked: Bool,
+        has_scale: Bool,
+        has_mask: Bool,
+        has_temperature: Bool,
+        has_sink: Bool,
         scale: Int,
         temperature: Int,
         out_scale: Int,
@@ -118,33 +125,67 @@ struct ScaledSoftmax:
     ](
         y: FusedOutputTensor,
         x: FusedInputTensor[rank=y.rank, ...],
+        scales: InputTensor[rank=y.rank, ...],
+        mask: InputTensor[rank=y.rank, ...],
+        temperatures: InputTensor[rank=y.rank, ...],
+        sink: InputTensor[rank=y.rank, ...],
         ctx: DeviceContext,
     ) capturing raises:
         """Computes the op.
 
         Parameters:
             target: Where to compute: "cpu" or "gpu".
-            axis: Which axis sums to 1, counted from 0.
-            causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end; a row in
-                which nothing takes part is then 0, not NaN.
-            scale: What logits are multiplied by, as the bits of a Float64.
-            temperature: What they are then divided by, as well.
-            out_scale: What results of float8 are multiplied by, as well.
+            axis: Which axis sums to 1, counted from 0, one of the first five, with at most one after it.
+            causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
+            masked: Whether a row of nothing but -inf gives 0, not NaN.
+            has_scale: Whether logits are multiplied by `scales`, and not by the number `scale`.
+            has_mask: Whether there is a mask.
+            has_temperature: Whether they are then divided by `temperatures`, and not by the number `temperature`.
+            has_sink: Whether there is one more logit a row, in the denominator only.
+            scale: The bits of a Float64.
+            temperature: The bits of a Float64.
+            out_scale: What results of float8 are multiplied by, as the bits of a Float64.
             has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
             y: Probabilities, of the shape of `x`.
             x: Logits: float32, bfloat16, float16 or float64.
+            scales: Of the dtype of `x` or its accumulator, and of its shape or of length 1 along an axis, as all that follow.
+            mask: The same or bools.
+            temperatures: The same.
+            sink: The same, of length 1 along `axis`.
             ctx: The device.
         """
-        fused.scaled_softmax[
-            target, axis, causal, has_prologue_fusion, has_epilogue_fusion
+        comptime factor = _float(scale) / _float(temperature)
+        comptime of_numbers = not (has_scale or has_mask or has_temperature)
+        comptime known = Class.SCALED if of_numbers and factor > 0 and factor < 1e38 else Class.MASKED
+        var scale_of = Operand[x.dtype].of(_float(scale))
+        comptime if has_scale:
+            scale_of = _operand[x.dtype, axis](scales)
+        var mask_of = Operand[x.dtype].of_nothing()
+        comptime if has_mask:
+            mask_of = _operand[x.dtype, axis](mask)
+        var temperature_of = Operand[x.dtype].of(_float(temperature))
+        comptime if has_temperature:
+            temperature_of = _operand[x.dtype, axis](temperatures)
+        var sink_of = Operand[x.dtype].of_nothing()
+        comptime if has_sink:
+            sink_of = _operand[x.dtype, axis](sink)
+        fused.formed_softmax[
+            target, axis, known, has_prologue_fusion, has_epilogue_fusion
         ](
             y,
             x,
-            _float(scale),
-            _float(temperature),
+            Forms[x.dtype](
+                spread[axis](x.shape(), 1),
+                causal,
+                masked,
+                scale_of,
+                mask_of,
+                temperature_of,
+                sink_of,
+            ),
             _float(out_scale),
             ctx,
         )
@@ -614,6 +655,29 @@ def _options[
     }
 
 
+def _operand[
+    dtype: DType, axis: Int
+](tensor: InputTensor) raises -> Operand[dtype]:
+    """Returns what logits of `dtype` are scaled or masked by along `axis`, of a tensor.
+    """
+    comptime kind = Kind.BOOL if tensor.dtype == DType.bool else (
+        Kind.WIDE if tensor.dtype == accumulator[dtype]() else Kind.NARROW
+    )
+    var shape = tensor.shape()
+    var strides = IndexList[tensor.rank]()
+    var step = 1
+    comptime for i in reversed(range(tensor.rank)):
+        strides[i] = step if shape[i] != 1 else 0
+        step *= shape[i]
+    return {
+        kind,
+        _source(tensor).unsafe_bitcast[UInt8](),
+        0,
+        spread[axis](strides, 0),
+    }
+
+
+@inline(.always)
 def _float(bits: Int) -> Float64:
     """Returns the number of these bits: as a float it would have been rounded to Float32 on its way here.
     """

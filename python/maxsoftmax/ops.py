@@ -35,6 +35,12 @@ from maxsoftmax._forms import Forms
 from maxsoftmax._graph import tuning
 from maxsoftmax._graph.extension import extension
 
+_OPERANDS = ("scale", "mask", "temperature", "sink")
+"""What logits may be scaled, masked or divided by, and what is added to their denominator, as the op takes them."""
+
+_BEFORE, _AFTER = 4, 1
+"""How many dimensions there may be before and after the axis for the op that reads them in memory."""
+
 
 def softmax(
     x: TensorValueLike,
@@ -501,19 +507,30 @@ def _bits(number: float) -> int:
 
 def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> TensorValue:
     """Adds softmax of what `wanted` makes of `x`, which the kernel computes as it reads `x`."""
-    type, written = _written(x, out)
-    if wanted.mask is None and wanted.sink is None:
-        numbers = [1.0 if number is None else number for number in (wanted.scale, wanted.temperature)]
-        if all(map(forms.is_number, numbers)):
-            bits = dict(zip(("scale", "temperature"), map(_bits, numbers), strict=True))
-            (y,) = _call("softmax_scaled", [x], [type], {"axis": axis, "causal": wanted.causal, **bits, **written})
-            return y
     wide = accumulator(x.dtype)
+    type, written = _written(x, out)
+    shared = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked, **written}
     rows = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
-    scale = _operand("scale", wanted.scale, x, x.shape)
-    mask = _operand("mask", wanted.mask, x, x.shape, or_bool=True)
-    temperature = _operand("temperature", wanted.temperature, x, x.shape)
-    sink = _operand("sink", wanted.sink, x, rows)
+    numbers = {name: value for name, value in wanted._asdict().items() if forms.is_number(value)}
+    tensors = {
+        name: _operand(name, getattr(wanted, name), x, rows if name == "sink" else x.shape, name == "mask")
+        for name in _OPERANDS
+        if getattr(wanted, name) is not None and name not in numbers
+    }
+    plain = all(lies and operand.dtype in (wide, x.dtype, DType.bool) for operand, lies in tensors.values())
+    if plain and {"mask", "sink"}.isdisjoint(numbers) and axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER:
+        # The kernel reads the tensors as they lie in memory, and `x` too, if nothing is fused into it.
+        nothing = max_ops.constant(0.0, DType.float32, x.device)
+        operands = {name: tensors[name][0] if name in tensors else nothing for name in _OPERANDS}
+        laid = [max_ops.reshape(y, [*[1] * (len(x.shape) - len(y.shape)), *y.shape]) for y in operands.values()]
+        kinds = {f"has_{name}": name in tensors for name in operands}
+        bits = {name: _bits(numbers.get(name, 1.0)) for name in ("scale", "temperature")}
+        (y,) = _call("softmax_formed", [x, *laid], [type], {**shared, **kinds, **bits})
+        return y
+    scale, mask, temperature, sink = (
+        max_ops.constant(float(numbers[name]), wide, x.device) if name in numbers else tensors.get(name, (None,))[0]
+        for name in _OPERANDS
+    )
     z = max_ops.cast(x, wide)
     if scale is not None:
         z = z * max_ops.cast(scale, wide)
@@ -523,21 +540,16 @@ def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Te
         z = z / max_ops.cast(temperature, wide)
     if mask is not None and mask.dtype == DType.bool:
         z = max_ops.where(mask, z, max_ops.constant(-np.inf, wide, x.device))
-    parameters = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked, **written}
     if sink is None:
-        (y,) = _call("softmax_masked", [z], [type], parameters)
+        (y,) = _call("softmax_masked", [z], [type], shared)
     else:
         sink = max_ops.broadcast_to(max_ops.cast(sink, wide), rows)
-        (y,) = _call("softmax_sink", [z, sink], [type], parameters)
+        (y,) = _call("softmax_sink", [z, sink], [type], shared)
     return y
 
 
-def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool = False) -> TensorValue | None:
-    """Returns an argument as a tensor that broadcasts to `whole`, on the device of `x`; None if it is None."""
-    if value is None:
-        return None
-    if forms.is_number(value):
-        return max_ops.constant(float(value), accumulator(x.dtype), x.device)
+def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool) -> tuple[TensorValue, bool]:
+    """Returns an argument as a tensor that broadcasts to `whole`, on the device of `x`, and whether it is in memory."""
     constant = isinstance(value, np.ndarray)
     if constant:
         value = max_ops.constant(value, DType.from_numpy(value.dtype), x.device)
@@ -551,10 +563,12 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool = 
     forms.check_shape(name, operand.shape, whole)
     if operand.device != x.device:
         raise ValueError(f"{name} is on {operand.device}, but must be on {x.device}, where x is")
-    if not constant and not _is_input(operand) and list(operand.shape) != list(whole):
+    lies = constant or _is_input(operand)
+    if not lies and list(operand.shape) != list(whole):
         # MAX 26.7 gets wrong what it fuses of a broadcast, a comparison and another broadcast: a mask of positions.
         (operand,) = _call("in_memory", [operand], [operand.type], {})
-    return operand
+        lies = True
+    return operand, lies
 
 
 def _is_input(x: TensorValue) -> bool:

@@ -1,11 +1,10 @@
 """Logits as attention has them, on a CPU: functions, which are called as they are read."""
 
 from std.utils import IndexList
-from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
 from ..ops.finish import Finish
-from ..ops.forms import AXIS, Forms, Kind, RANK
+from ..ops.forms import AXIS, Forms, RANK
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.online import accumulator
@@ -44,14 +43,12 @@ struct _Sink[of: DType](InputFusion):
     def load[
         dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
     ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        comptime accum = accumulator[Self.of]()
-        var values = SIMD[accum, simd_width](neg_inf[accum]())
-        if self.forms.sink.kind != Kind.NOTHING:
-            var at = IndexList[RANK](0)
-            comptime for i in range(rank):
-                at[i] = idx[i]
-            values = self.forms.sink.load[simd_width, rank - 1](at)
-        return rebind[SIMD[dtype, simd_width]](values)
+        var at = IndexList[RANK](0)
+        comptime for i in range(rank):
+            at[i] = idx[i]
+        return rebind[SIMD[dtype, simd_width]](
+            self.forms.sinks[simd_width, rank - 1](at)
+        )
 
 
 def formed[

@@ -3,7 +3,7 @@
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..ops.forms import Forms
+from ..ops.forms import Class, Forms
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.loss import LossOptions, Targets, log_of_sum
@@ -175,7 +175,10 @@ struct Cpu(Kernels):
 
     @staticmethod
     def formed[
-        dtype: DType, out_dtype: DType, contiguous: Bool
+        dtype: DType,
+        out_dtype: DType,
+        contiguous: Bool,
+        known: Class = Class.ANY,
     ](
         y: Target[out_dtype],
         x: Source[dtype],

@@ -47,7 +47,7 @@ def converted[
         strided[finish](
             target,
             FormedSource[dtype, contiguous=False, forms_are=Class.ANY](
-                x, Forms[dtype].of_numbers(rows, 1, False, 1, 1)
+                x, Forms[dtype].of_nothing(rows)
             ),
             rows,
             queue,

@@ -13,7 +13,7 @@ from .streaming_computed import streaming_computed
 
 
 def formed[
-    dtype: DType, out_dtype: DType, //, contiguous: Bool
+    dtype: DType, out_dtype: DType, //, contiguous: Bool, known: Class
 ](
     y: Target[out_dtype],
     x: Source[dtype],
@@ -27,6 +27,7 @@ def formed[
         dtype: Dtype of the logits.
         out_dtype: Dtype of the probabilities.
         contiguous: Whether there is nothing after the axis of the softmax.
+        known: What is known of `forms` at compile time: that they are of this class; nothing, if it is `Class.ANY`.
 
     Args:
         y: Probabilities.
@@ -48,19 +49,24 @@ def formed[
     else:
         var are = forms.are()
         comptime if dtype != DType.float64:
-            if are == Class.SCALED:
-                if resident_fits[finish](
-                    target, Formed[Class.SCALED](x, forms.scaled()), rows, queue
-                ):
-                    return
-            elif are == Class.MASKED:
-                var source = Formed[Class.MASKED](x, forms)
-                comptime if dtype == DType.float32:
-                    if resident_fits[finish](target, source, rows, queue):
+            comptime if known != Class.MASKED:
+                if are == Class.SCALED:
+                    if resident_fits[finish](
+                        target,
+                        Formed[Class.SCALED](x, forms.scaled()),
+                        rows,
+                        queue,
+                    ):
                         return
-                else:
-                    computed[finish](target, source, rows, queue)
-                    return
+            comptime if known != Class.SCALED:
+                if are == Class.MASKED:
+                    var source = Formed[Class.MASKED](x, forms)
+                    comptime if dtype == DType.float32:
+                        if resident_fits[finish](target, source, rows, queue):
+                            return
+                    else:
+                        computed[finish](target, source, rows, queue)
+                        return
         streaming_computed[finish](
             target, Formed[Class.ANY](x, forms), rows, queue
         )

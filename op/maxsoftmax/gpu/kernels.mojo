@@ -3,7 +3,7 @@
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..ops.forms import Forms
+from ..ops.forms import Class, Forms
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.loss import LossOptions, Targets
@@ -134,7 +134,10 @@ struct Gpu(Kernels):
 
     @staticmethod
     def formed[
-        dtype: DType, out_dtype: DType, contiguous: Bool
+        dtype: DType,
+        out_dtype: DType,
+        contiguous: Bool,
+        known: Class = Class.ANY,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
@@ -143,7 +146,7 @@ struct Gpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
-        formed[contiguous](y, x, forms, out_scale, queue)
+        formed[contiguous, known](y, x, forms, out_scale, queue)
 
     @staticmethod
     def fused[

@@ -347,8 +347,8 @@ def sum_columns[
                         unsafe_offset=2 * (block * pairs + pair) + j
                     ]
                 var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
-                # Nobody else has looked at these columns' sums.
-                if block == j:
+                # The thread that has read the first row writes to it.
+                if block == 0:
                     scratch.first[unsafe_offset=2 * pair + j] = sum
     barrier()
     return scratch.take(0, thread)

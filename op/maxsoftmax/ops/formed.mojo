@@ -106,10 +106,9 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         width: Int
     ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
         """Returns the sinks of `width` neighbouring rows."""
-        comptime F = Self.Column.loaded
         if self.forms.sink.kind == Kind.NOTHING:
-            return SIMD[F, width](neg_inf[F]())
-        return self.forms.sink.load[width, RANK - 1](self._at(outer, inner))
+            return neg_inf[Self.Column.loaded]()
+        return self.forms.sinks[width, RANK - 1](self._at(outer, inner))
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:

@@ -79,6 +79,13 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
             IndexList[RANK](0),
         }
 
+    @staticmethod
+    def of_nothing() -> Self:
+        """Returns what is not there."""
+        var result = Self.of(0)
+        result.kind = Kind.NOTHING
+        return result
+
     def is_known(self) -> Bool:
         """Returns whether it is known without reading memory what it is."""
         return self.kind == Kind.NOTHING or self.kind == Kind.NUMBER
@@ -148,6 +155,26 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
         return SIMD[of, width](first[])
 
 
+def spread[
+    rank: Int, //, axis: Int
+](values: IndexList[rank], filler: Int) -> IndexList[RANK]:
+    """Returns one value for each of the dimensions of `Forms`, of those of a tensor.
+
+    Parameters:
+        rank: Dimensions of the tensor.
+        axis: The axis of its softmax, counted from 0, with at most `AXIS` before it and one after it.
+
+    Args:
+        values: One for each of its dimensions.
+        filler: What the others have.
+    """
+    comptime assert axis <= AXIS and rank - axis <= RANK - AXIS
+    var result = IndexList[RANK](filler)
+    comptime for i in range(rank):
+        result[AXIS - axis + i] = values[i]
+    return result
+
+
 @fieldwise_init
 struct Class(Equatable, TrivialRegisterPassable):
     """What forms may be, for kernels that are made for less than all of them.
@@ -192,32 +219,16 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
     """One more logit a row, in the denominator only."""
 
     @staticmethod
-    def of_numbers(
-        rows: Rows,
-        queries: Int,
-        causal: Bool,
-        scale: Float64,
-        temperature: Float64,
-    ) -> Self:
-        """Returns forms without anything in memory.
-
-        Args:
-            rows: How the tensor is divided into rows.
-            queries: Length of the axis before that of the softmax, if `causal`.
-            causal: Whether that is one of queries, which see nothing after them; a row in which nothing takes part is then 0.
-            scale: What logits are multiplied by.
-            temperature: What they are then divided by.
-        """
-        var last = queries if causal else rows.outer
-        var nothing = Operand[Self.dtype].of(0)
-        nothing.kind = Kind.NOTHING
+    def of_nothing(rows: Rows) -> Self:
+        """Returns forms that leave logits as they are."""
+        var nothing = Operand[Self.dtype].of_nothing()
         return {
-            {1, 1, rows.outer // last, last, rows.n, rows.inner},
-            causal,
-            causal,
-            Operand[Self.dtype].of(scale),
+            {1, 1, 1, rows.outer, rows.n, rows.inner},
+            False,
+            False,
             nothing,
-            Operand[Self.dtype].of(temperature),
+            nothing,
+            nothing,
             nothing,
         }
 
@@ -236,6 +247,18 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         if not self.causal:
             return n
         return max(0, min(n, at[AXIS - 1] + 1 + n - self.shape[AXIS - 1]))
+
+    @inline(.always)
+    def sinks[
+        width: Int, last: Int
+    ](self, at: IndexList[RANK]) -> SIMD[accumulator[Self.dtype](), width]:
+        """Returns the additional logits of neighbours along a dimension, -inf if there are none; parameters and arguments are
+        as of `made`.
+        """
+        comptime accum = accumulator[Self.dtype]()
+        if self.sink.kind == Kind.NOTHING:
+            return SIMD[accum, width](neg_inf[accum]())
+        return self.sink.load[width, last](at)
 
     def factor(self) -> Scalar[accumulator[Self.dtype]()]:
         """Returns what logits are multiplied by, of numbers as scale and temperature.
@@ -286,17 +309,37 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
             x: Where the tensor is.
             at: Where in it the first is.
         """
-        comptime accum = accumulator[Self.dtype]()
         var place = at[0]
         comptime for i in range(1, RANK):
             place = place * self.shape[i] + at[i]
-        var z = (
+        return self.made[width, last](
             x.unsafe_offset(place)
             .unsafe_load[
                 width=width, alignment=alignment * size_of[Self.dtype]()
             ]()
-            .cast[accum]()
+            .cast[accumulator[Self.dtype]()](),
+            at,
         )
+
+    @inline(.always)
+    def made[
+        width: Int, last: Int
+    ](
+        self,
+        elements: SIMD[accumulator[Self.dtype](), width],
+        at: IndexList[RANK],
+    ) -> SIMD[accumulator[Self.dtype](), width]:
+        """Returns what is made of neighbours along a dimension.
+
+        Parameters:
+            width: How many.
+            last: The dimension, after which there is no other.
+
+        Args:
+            elements: The neighbours.
+            at: Where the first is.
+        """
+        var z = elements
         if self.scale.kind != Kind.NOTHING:
             z *= self.scale.load[width, last](at)
         if self.mask.kind != Kind.NOTHING and not (self.mask.kind == Kind.BOOL):

@@ -86,8 +86,8 @@ def softmax(
     Example:
         >>> maxsoftmax.softmax([[0.0, 0.0, 0.0, 0.0]])
         array([[0.25, 0.25, 0.25, 0.25]])
-        >>> maxsoftmax.softmax(numpy.zeros((1, 3)), out_dtype="float8_e4m3fn", out_scale=256)
-        array([[88, 88, 88]], dtype=float8_e4m3fn)
+        >>> maxsoftmax.softmax(numpy.zeros((1, 3)), out_dtype="float8_e4m3fn", out_scale=256).astype("float32")
+        array([[88., 88., 88.]], dtype=float32)
     """
     plain = scale is None and mask is None and causal is False and temperature is None and sink is None
     if type(algorithm) is str and algorithm == "auto" and block_size is None and unroll is None:
