@@ -520,9 +520,9 @@ def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Te
     plain = all(lies and operand.dtype in (wide, x.dtype, DType.bool) for operand, lies in tensors.values())
     if plain and {"mask", "sink"}.isdisjoint(numbers) and axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER:
         # The kernel reads the tensors as they lie in memory, and `x` too, if nothing is fused into it.
-        nothing = max_ops.constant(0.0, DType.float32, x.device)
+        nothing = max_ops.constant(np.zeros([1] * len(x.shape), np.float32), DType.float32, x.device)
         operands = {name: tensors[name][0] if name in tensors else nothing for name in _OPERANDS}
-        laid = [max_ops.reshape(y, [*[1] * (len(x.shape) - len(y.shape)), *y.shape]) for y in operands.values()]
+        laid = [_of_rank(len(x.shape), y) for y in operands.values()]
         kinds = {f"has_{name}": name in tensors for name in operands}
         bits = {name: _bits(numbers.get(name, 1.0)) for name in ("scale", "temperature")}
         (y,) = _call("softmax_formed", [x, *laid], [type], {**shared, **kinds, **bits})
@@ -552,6 +552,8 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool) -
     """Returns an argument as a tensor that broadcasts to `whole`, on the device of `x`, and whether it is in memory."""
     constant = isinstance(value, np.ndarray)
     if constant:
+        # Here, where it costs nothing; MAX would run a model for it.
+        value = value.reshape([*[1] * (len(x.shape) - value.ndim), *value.shape])
         value = max_ops.constant(value, DType.from_numpy(value.dtype), x.device)
     try:
         operand = TensorValue(value)
@@ -569,6 +571,12 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool) -
         (operand,) = _call("in_memory", [operand], [operand.type], {})
         lies = True
     return operand, lies
+
+
+def _of_rank(rank: int, x: TensorValue) -> TensorValue:
+    """Returns `x` with as many dimensions of 1 before its own as it lacks."""
+    missing = rank - len(x.shape)
+    return max_ops.reshape(x, [*[1] * missing, *x.shape]) if missing else x
 
 
 def _is_input(x: TensorValue) -> bool:
