@@ -4,14 +4,12 @@ computed as it is read, or handed on as it is computed, elsewhere."""
 from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _FusedOutputTensor as FusedOutputTensor
 
-from extensibility.managed_tensor_slice import InputFusion
 from max.gpu.host.info import is_cpu
-from std.utils import IndexList
 
 from .cpu.kernels import Cpu
-from .math.online import accumulator
 from .ops.finish import Finish
-from .ops.forms import AXIS, Class, Forms, spread
+from .ops.forms import Class, Forms
+from .ops.made import made_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .io.logits import Logits, address, is_plain
@@ -123,79 +121,13 @@ def formed_softmax[
             queue,
         )
     else:
-        comptime accum = accumulator[x.dtype]()
-        comptime Made = _Made[x.InFusion, x.dtype, axis]
-        comptime Sink = _Sink[x.dtype, axis]
-        var ones = x.shape()
-        ones[axis] = 1
-        KernelsOf[target].fused[has_sink=True, finish=Finish.PROBABILITIES](
+        made_softmax[KernelsOf[target], axis](
             Results[y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion](
                 y.out_fusion, memory, y.shape(), out_scale
             ),
-            Logits[Made, accum, x.rank, axis, axis > 0](
-                Made(x.in_fusion, forms),
-                x.shape(),
-                forms.masked,
-                0 if forms.causal else forms.shape[AXIS - 1],
-            ),
-            Logits[Sink, accum, x.rank, axis, False](
-                Sink(forms), ones, forms.masked
-            ),
+            x.in_fusion,
+            forms,
             queue,
-        )
-
-
-@fieldwise_init
-struct _Made[Fusion: InputFusion, of: DType, axis: Int](InputFusion):
-    """What is made of what MAX fused into an input.
-
-    Parameters:
-        Fusion: What is loaded.
-        of: Its dtype.
-        axis: The axis of the softmax.
-    """
-
-    var fusion: Self.Fusion
-    """What is loaded."""
-    var forms: Forms[Self.of]
-    """What is made of it."""
-
-    @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        """Returns elements."""
-        var elements = self.fusion.load[
-            Self.of, rank, simd_width, element_alignment
-        ](idx).cast[accumulator[Self.of]()]()
-        return rebind[SIMD[dtype, simd_width]](
-            self.forms.made[simd_width, AXIS - Self.axis + rank - 1](
-                elements, spread[Self.axis](idx, 0)
-            )
-        )
-
-
-@fieldwise_init
-struct _Sink[of: DType, axis: Int](InputFusion):
-    """The additional logits.
-
-    Parameters:
-        of: Dtype of the logits.
-        axis: The axis of the softmax.
-    """
-
-    var forms: Forms[Self.of]
-    """What they are of."""
-
-    @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        """Returns elements."""
-        return rebind[SIMD[dtype, simd_width]](
-            self.forms.sinks[simd_width, AXIS - Self.axis + rank - 1](
-                spread[Self.axis](idx, 0)
-            )
         )
 
 

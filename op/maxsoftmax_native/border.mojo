@@ -51,6 +51,15 @@ struct Call(TrivialRegisterPassable):
         return bitcast[DType.float64](self.words[unsafe_offset=i])
 
     @inline(.always)
+    def out_scale(self, i: Int) -> Float64:
+        """Returns the number that results of float8 are multiplied by; of others nobody need have put one there.
+        """
+        comptime if size_of[OUT_DTYPE]() == 1:
+            return self.number(i)
+        else:
+            return 1
+
+    @inline(.always)
     def rows(self) -> Rows:
         """Returns how the memory is divided into rows."""
         return Rows(self[1], self[2], self[3])

@@ -31,7 +31,7 @@ struct LogSoftmax(Op):
                 pointers.source[DTYPE](1),
                 rows,
                 queue,
-                call.number(OPTIONS),
+                call.out_scale(OPTIONS),
             )
 
         if rows.inner == 1:

@@ -41,7 +41,7 @@ struct Softmax(Op):
                 pointers.source[DTYPE](1),
                 rows,
                 queue,
-                call.number(OPTIONS),
+                call.out_scale(OPTIONS),
             )
 
         if rows.inner == 1:

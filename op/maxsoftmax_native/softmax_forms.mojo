@@ -107,7 +107,7 @@ struct FormedSoftmax(Op):
                 pointers.target[OUT_DTYPE](0),
                 pointers.source[DTYPE](1),
                 forms,
-                call.number(OUT_SCALE),
+                call.out_scale(OUT_SCALE),
                 queue,
             )
 

@@ -147,7 +147,9 @@ def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out |
 
 
 def told_out(dtype: Any, scale: Any) -> Any:
-    """Returns what tells calls apart by how their results are written."""
+    """Returns what tells calls apart by how their results are written, None if as they always are."""
+    if dtype is None and scale is None:
+        return None
     return dtype_name(dtype), type(scale), scale if isinstance(scale, numbers.Real) else None
 
 

@@ -1,53 +1,41 @@
 """Logits as attention has them, on a CPU: functions, which are called as they are read."""
 
+from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import InputFusion
 
-from ..ops.finish import Finish
-from ..ops.forms import AXIS, Forms, RANK
+from ..ops.forms import AXIS, Forms, place_of, RANK, spread
+from ..ops.made import made_softmax
 from ..kernels import Kernels
-from ..io.logits import Logits
-from ..math.online import accumulator
 from ..queue import Queue
 from ..io.results import IntoMemory, Results
 from ..io.rows import Source, Target
 
 
 @fieldwise_init
-struct _Formed[of: DType](InputFusion):
-    """The logits, for kernels whose logits are functions."""
+struct _Memory[of: DType](InputFusion):
+    """Elements as they lie in row-major memory.
+
+    Parameters:
+        of: Their dtype.
+    """
 
     var x: Source[Self.of]
-    var forms: Forms[Self.of]
+    """Where the first is."""
+    var shape: IndexList[RANK]
+    """The shape of `Forms`."""
 
     @inline(.always)
     def load[
         dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
     ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        var at = IndexList[RANK](0)
-        comptime for i in range(rank):
-            at[i] = idx[i]
-        var z = self.forms.logits[simd_width, element_alignment, rank - 1](
-            self.x, at
-        )
-        return rebind[SIMD[dtype, simd_width]](z)
-
-
-@fieldwise_init
-struct _Sink[of: DType](InputFusion):
-    """The additional logits, for kernels whose logits are functions."""
-
-    var forms: Forms[Self.of]
-
-    @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        var at = IndexList[RANK](0)
-        comptime for i in range(rank):
-            at[i] = idx[i]
+        """Returns elements."""
+        var place = place_of(spread[AXIS](idx, 0), self.shape)
         return rebind[SIMD[dtype, simd_width]](
-            self.forms.sinks[simd_width, rank - 1](at)
+            self.x.unsafe_load[
+                width=simd_width,
+                alignment=element_alignment * size_of[Self.of](),
+            ](place)
         )
 
 
@@ -77,24 +65,14 @@ def formed[
     """
     # Rows along the last axis have other kernels, which are chosen by the rank.
     comptime rank = RANK - 1 if contiguous else RANK
-    comptime accum = accumulator[dtype]()
     var shape = IndexList[rank]()
-    var ones = IndexList[rank]()
     comptime for i in range(rank):
         shape[i] = forms.shape[i]
-        ones[i] = 1 if i == AXIS else forms.shape[i]
-    var results = Results[IntoMemory, out_dtype, rank, AXIS, False](
-        IntoMemory(), y, shape, out_scale
-    )
-    var logits = Logits[_Formed[dtype], accum, rank, AXIS, True](
-        _Formed(x, forms),
-        shape,
-        forms.masked,
-        0 if forms.causal else forms.shape[AXIS - 1],
-    )
-    var sinks = Logits[_Sink[dtype], accum, rank, AXIS, False](
-        _Sink(forms), ones, forms.masked
-    )
-    K.fused[has_sink=True, finish=Finish.PROBABILITIES](
-        results, logits, sinks, queue
+    made_softmax[K, AXIS](
+        Results[IntoMemory, out_dtype, rank, AXIS, False](
+            IntoMemory(), y, shape, out_scale
+        ),
+        _Memory(x, forms.shape),
+        forms,
+        queue,
     )

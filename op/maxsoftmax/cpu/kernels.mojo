@@ -52,19 +52,14 @@ struct Cpu(Kernels):
         dtype: DType, finish: Finish, contiguous: Bool
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
         """Writes softmax, or what else `finish` says."""
-        var source = Memory[dtype, contiguous](x, x, rows)
-        var target = ToMemory[dtype, contiguous](y, rows)
-        comptime lanes = lanes_of[dtype, contiguous]
-        comptime if finish == Finish.PROBABILITIES:
-            var operation = Softmax[dtype, lanes](False)
-            walk[contiguous](source, operation, target, rows, queue)
-        elif finish == Finish.LOGARITHMS:
-            var operation = LogSoftmax[dtype, lanes](False)
-            walk[contiguous](source, operation, target, rows, queue)
-        else:
+        comptime if finish == Finish.PAIR:
             comptime accum = accumulator[dtype]()
             var pairs = y.unsafe_bitcast[Scalar[accum]]()
             _statistics[contiguous](pairs, 2, 1, x, rows, queue)
+        else:
+            Self.converted[dtype, dtype, finish, contiguous](
+                y, x, rows, 1, queue
+            )
 
     @staticmethod
     def converted[

@@ -20,6 +20,7 @@ from .ladder import online
 from .streaming_operations import Exponentials, Quotients
 from .streaming import streaming, streaming_pairs
 from .dispatch_strided import strided
+from .partition.row import whole_vectors
 from .resident import resident, resident_cluster
 
 
@@ -98,9 +99,7 @@ def resident_fits[
     comptime width = VECTOR_BYTES // size_of[S.elements]()
     var vectors = rows.n // width
     # An edge of an unaligned row needs a lane an element.
-    var aligned = (
-        rows.n % width == 0 and x.in_vectors[width]() and y.in_vectors[width]()
-    )
+    var aligned = whole_vectors[width](y, x, rows)
     if rows.n <= 4:
         resident[finish, 128, 1, 4, 8, width=1](y, x, rows, queue)
     elif rows.n <= 8:

@@ -12,18 +12,15 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..ops.finish import Finish
 from ..io.sink import WithSink
 from ..io.logits import Logits
-from ..io.rows import Rows, VECTOR_BYTES
+from ..io.rows import Rows
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.results import Results
 from .hardware.cluster import PORTABLE_BLOCKS, has_clusters
 from .resident import kept_dtype, resident, resident_cluster
-from .streaming_computed import (
-    streaming_computed,
-    vector_width,
-    whole_vectors,
-)
+from .partition.row import vector_width, whole_vectors
+from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 
 

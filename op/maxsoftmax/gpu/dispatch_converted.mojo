@@ -1,15 +1,12 @@
 """Which kernel takes which shape where results are of another dtype than logits: those of `auto`, with another target."""
 
-from std.sys import size_of
-from std.utils import IndexList
-
 from ..ops.finish import Finish
 from ..ops.formed import FormedSource
 from ..ops.forms import Class, Forms
 from ..io.memory import MemorySource
 from ..io.results import IntoMemory, Results
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.rows import Rows, Source, Target
 from .dispatch import resident_fits
 from .dispatch_strided import strided
 from .streaming_computed import streaming_computed

@@ -2,7 +2,6 @@
 probabilities or their logarithms.
 """
 
-from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -17,10 +16,11 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.online import MaxSum, accumulator
 from ..queue import Queue
-from ..io.rows import Rows, VECTOR_BYTES
+from ..io.rows import Rows
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.tree_reduction import MAX_GRID
 from .hardware.warp_reduction import pair_reduce
+from .partition.row import vector_width, whole_vectors
 
 comptime BLOCK_SIZE = 512
 """Threads a block."""
@@ -149,23 +149,3 @@ def streaming_computed[
             launch[width]()
             return
     launch[1]()
-
-
-def vector_width[S: RowSource, T: RowTarget]() -> Int:
-    """Returns how many elements are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8
-    than for 16 bits, as 16 accumulators would be more registers than there are.
-    """
-    return VECTOR_BYTES // (
-        size_of[S.Line.elements]() if S.Line.in_memory else max(
-            2, size_of[T.Line.stored]()
-        )
-    )
-
-
-def whole_vectors[
-    S: RowSource, T: RowTarget, //, width: Int
-](y: T, x: S, rows: Rows) -> Bool:
-    """Returns whether rows can be read and written by vectors of `width`."""
-    return (
-        rows.n % width == 0 and x.in_vectors[width]() and y.in_vectors[width]()
-    )

@@ -84,12 +84,6 @@ trait SourceLine(TrivialRegisterPassable):
         return 1
 
     @inline(.always)
-    def is_cut(self, i: Int, width: Int) -> Bool:
-        """Returns whether of `width` elements from `i` on some take no part, which `load` knows nothing of.
-        """
-        return False
-
-    @inline(.always)
     def limited[
         of: DType, width: SIMDLength, //
     ](self, i: Int, elements: SIMD[of, width]) -> SIMD[of, width]:

@@ -6,7 +6,7 @@ from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
 from std.sys import size_of
 from std.utils import IndexList
-from std.utils.numerics import inf, max_finite, neg_inf
+from std.utils.numerics import neg_inf
 
 from .forms import AXIS, Class, Forms, Kind, Operand, RANK
 from ..io.logits import unravel
@@ -333,17 +333,12 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         return self.scale.number.cast[DType.float32]()
 
     @inline(.always)
-    def is_cut(self, i: Int, width: Int) -> Bool:
-        """Returns whether of `width` elements from `i` on some take no part."""
-        return i + width > self.end
-
-    @inline(.always)
     def limited[
         of: DType, width: SIMDLength, //
     ](self, i: Int, elements: SIMD[of, width]) -> SIMD[of, width]:
         """Returns elements from `i` on, -inf for those that take no part."""
         comptime lanes = Int(width)
-        if self.is_cut(i, lanes):
+        if i + lanes > self.end:
             return (
                 iota[DType.int32, lanes]()
                 .lt(Int32(max(0, self.end - i)))

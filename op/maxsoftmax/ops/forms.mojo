@@ -155,6 +155,16 @@ struct Operand[dtype: DType](TrivialRegisterPassable):
         return SIMD[of, width](first[])
 
 
+@inline(.always)
+def place_of(at: IndexList[RANK], shape: IndexList[RANK]) -> Int:
+    """Returns which element of row-major memory is at `at`."""
+    var place = at[0]
+    comptime for i in range(1, RANK):
+        place = place * shape[i] + at[i]
+    return place
+
+
+@inline(.always)
 def spread[
     rank: Int, //, axis: Int
 ](values: IndexList[rank], filler: Int) -> IndexList[RANK]:
@@ -294,30 +304,24 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
 
     @inline(.always)
     def logits[
-        width: Int, alignment: Int, last: Int = RANK - 1
+        width: Int, alignment: Int
     ](self, x: Source[Self.dtype], at: IndexList[RANK]) -> SIMD[
         accumulator[Self.dtype](), width
     ]:
-        """Returns what is made of neighbours along a dimension.
+        """Returns what is made of neighbours along the last dimension.
 
         Parameters:
             width: How many.
             alignment: Of how many elements the place of the first is surely a multiple.
-            last: The dimension, after which there is no other.
 
         Args:
             x: Where the tensor is.
             at: Where in it the first is.
         """
-        var place = at[0]
-        comptime for i in range(1, RANK):
-            place = place * self.shape[i] + at[i]
-        return self.made[width, last](
-            x.unsafe_offset(place)
-            .unsafe_load[
+        return self.made[width, RANK - 1](
+            x.unsafe_load[
                 width=width, alignment=alignment * size_of[Self.dtype]()
-            ]()
-            .cast[accumulator[Self.dtype]()](),
+            ](place_of(at, self.shape)).cast[accumulator[Self.dtype]()](),
             at,
         )
 

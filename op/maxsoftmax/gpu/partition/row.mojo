@@ -12,7 +12,7 @@ from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from std.utils.numerics import neg_inf
 
-from ...io.rows import VECTOR_BYTES
+from ...io.rows import Rows, VECTOR_BYTES
 from ...io.memory import MemorySource, MemoryTarget
 from ...io.source import RowSource
 from ...io.target import RowTarget
@@ -256,3 +256,23 @@ def anew[
         return bitcast[dtype, width](
             bitcast[DType.uint16, width](x) ^ zero.cast[DType.uint16]()
         )
+
+
+def vector_width[S: RowSource, T: RowTarget]() -> Int:
+    """Returns how many elements are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8
+    than for 16 bits, as 16 accumulators would be more registers than there are.
+    """
+    return VECTOR_BYTES // (
+        size_of[S.Line.elements]() if S.Line.in_memory else max(
+            2, size_of[T.Line.stored]()
+        )
+    )
+
+
+def whole_vectors[
+    S: RowSource, T: RowTarget, //, width: Int
+](y: T, x: S, rows: Rows) -> Bool:
+    """Returns whether rows can be read and written by vectors of `width`."""
+    return (
+        rows.n % width == 0 and x.in_vectors[width]() and y.in_vectors[width]()
+    )
