@@ -17,10 +17,7 @@ from ..io.rows import Rows, Source, Target
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .totals import BLOCK_SIZE, MAX_PARTS, Parts, Total
 from .hardware.tree_reduction import plus, tree_reduce
-
-
-comptime FEW = 4096
-"""Rows up to which one block sees to all losses, and adds them without another launch."""
+from .tuning import Tuned
 
 
 @__llvm_metadata(
@@ -166,7 +163,7 @@ def losses[
         )
 
     var by_block = options.smoothing != 0 and rows.inner == 1
-    if rows.count() <= FEW and not by_block:
+    if rows.count() <= Tuned.few_losses and not by_block:
         launch[MAX_PARTS, 1](counted, 1)
         return
     var parts = Parts[accum](

@@ -30,14 +30,15 @@ from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import MemoryPart
 from .totals import BLOCK_SIZE, Parts, counts_kernel
 from .hardware.tree_reduction import MAX_GRID
+from .tuning import Tuned
 
-comptime ELEMENTS = 16
+comptime ELEMENTS = Tuned.loss_elements
 """Elements that a thread has under way at a time."""
 
 comptime MAX_GRID_Y = 65535
 """Most blocks that a grid has along its other dimension."""
 
-comptime ROUNDS = 8
+comptime ROUNDS = Tuned.loss_rounds
 """How many times that it takes at most: what it has to know of the row takes as long as one of them."""
 
 

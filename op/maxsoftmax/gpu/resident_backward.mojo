@@ -311,20 +311,3 @@ def resident_backward_cluster[
         cluster_dim=Dim(blocks, 1, 1),
         attributes=pdl_attributes(),
     )
-
-
-def backward_room(
-    vectors: Int, min_blocks_per_sm: Int, slots: Int, block_size: Int = 256
-) -> Int:
-    """Returns how many vectors of each input surely fit in a block, for use at compile time.
-
-    Args:
-        vectors: Vectors of each input that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold.
-        slots: Slots of a multiprocessor.
-        block_size: Threads a block.
-    """
-    # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
-    return (
-        vectors + slots // (2 * block_size * min_blocks_per_sm) + 1
-    ) * block_size - 16

@@ -28,15 +28,10 @@ from .partition.granules import Granule, Granules, caught_up
 from .partition.row import MemoryPart
 from .streaming_operations import LANES, Sums, Written
 from .resident import write_pair
+from .tuning import Tuned
 
 comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
 """What the units of all rows sum to, between the launches."""
-
-
-comptime WAVES = 4
-"""How many times as many blocks as the GPU holds share rows where all that is wanted are pairs: the more, the less is left for the
-last of them. H200, 50257 columns of float32, in turn with as many as it holds: 300 rows 0.89 of the time, 400 rows 0.88.
-"""
 
 
 struct Units(TrivialRegisterPassable):
@@ -63,15 +58,17 @@ struct Units(TrivialRegisterPassable):
             n: Length of the row.
         """
         comptime least = Granules[S.dtype].width * LANES
-        var rounds = S.rounds
-        while n > least * rounds * S.max_units:
+        var rounds = S.tuned.rounds
+        while n > least * rounds * S.tuned.max_units:
             rounds *= 2
         return {rounds, ceildiv(n, least * rounds)}
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
-    `nvvm.minctasm`=SIMDLength(S.threads_per_sm // S.block_size),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(S.tuned.block_size)
+    ),
+    `nvvm.minctasm`=SIMDLength(S.tuned.threads_per_sm // S.tuned.block_size),
 )
 def units_kernel[
     S: Sums, alone: Bool
@@ -100,9 +97,11 @@ def units_kernel[
         blocks: Blocks that share a row.
     """
     comptime G = Granules[S.dtype]
-    comptime warps = S.block_size // LANES
+    comptime warps = S.tuned.block_size // LANES
     var kept = unsafe_stack_allocation[
-        S.max_units if alone else 1, Pair[], address_space=AddressSpace.SHARED
+        S.tuned.max_units if alone else 1,
+        Pair[],
+        address_space=AddressSpace.SHARED,
     ]()
     var thread = Int(thread_idx.x)
     var lane = thread % LANES
@@ -182,35 +181,37 @@ def _units[
         lane: This thread's index in the unit.
     """
     # And the one after them, of which the first lane has a part.
-    comptime Read = Array[Granule[S.dtype], S.unroll + 1]
-    comptime Taken = Array[Granule[S.dtype], S.unroll]
+    comptime Read = Array[Granule[S.dtype], S.tuned.unroll + 1]
+    comptime Taken = Array[Granule[S.dtype], S.tuned.unroll]
     var behind = a.behind(lane)
 
     @inline(.always)
     def load(from_: Granules[S.dtype], at: Int) {imm} -> Read:
-        """Returns what the lane reads in `S.unroll` rounds from the row's round `at` on.
+        """Returns what the lane reads in `S.tuned.unroll` rounds from the row's round `at` on.
         """
         var x = Read(fill=Granule[S.dtype](S.filler()))
         var i = at * LANES + lane
-        if (at + S.unroll + 1) * LANES <= Int(a.count):
-            comptime for j in range(S.unroll):
+        if (at + S.tuned.unroll + 1) * LANES <= Int(a.count):
+            comptime for j in range(S.tuned.unroll):
                 x[j] = from_.whole(i + j * LANES)
             comptime if shifted:
                 if lane == 0:
-                    x[S.unroll] = from_.whole(i + S.unroll * LANES)
+                    x[S.tuned.unroll] = from_.whole(i + S.tuned.unroll * LANES)
         else:
-            comptime for j in range(S.unroll):
+            comptime for j in range(S.tuned.unroll):
                 x[j] = from_.load(i + j * LANES, S.filler())
             comptime if shifted:
                 if lane == 0:
-                    x[S.unroll] = from_.load(i + S.unroll * LANES, S.filler())
+                    x[S.tuned.unroll] = from_.load(
+                        i + S.tuned.unroll * LANES, S.filler()
+                    )
         return x^
 
     @inline(.always)
     def taken(x: Read) {imm} -> Taken:
         """Returns what the lane takes of what it has read."""
         var result = Taken(fill=Granule[S.dtype](S.filler()))
-        comptime for j in range(S.unroll):
+        comptime for j in range(S.tuned.unroll):
             result[j] = x[j]
             comptime if shifted:
                 result[j] = caught_up(x[j], x[j + 1], behind)
@@ -220,18 +221,18 @@ def _units[
     var at = unit * rounds
     var sums = S()
     var x = Read(fill=Granule[S.dtype](S.filler()))
-    comptime if S.ahead:
+    comptime if S.tuned.ahead:
         if unit < units:
             x = load(a, at)
     while unit < units:
         var following = unit
-        var next = at + S.unroll
+        var next = at + S.tuned.unroll
         # Beyond the row there is nothing for any lane.
         if next >= (unit + 1) * rounds or next * LANES > Int(a.count):
             following += step
             next = following * rounds
         var x_next = Read(fill=Granule[S.dtype](S.filler()))
-        comptime if S.ahead:
+        comptime if S.tuned.ahead:
             # Under way while what is there is added.
             if following < units:
                 x_next = load(a, next)
@@ -268,24 +269,26 @@ def _merged[
         units: How many there are.
         thread: This thread's index in its block.
     """
-    comptime most = S.max_units // S.block_size
+    comptime most = S.tuned.max_units // S.tuned.block_size
     var scratch = unsafe_stack_allocation[
-        2 * S.block_size // WARP_SIZE,
+        2 * S.tuned.block_size // WARP_SIZE,
         Float32,
         address_space=AddressSpace.SHARED,
     ]()
-    var count = max(0, ceildiv(units - thread, S.block_size))
+    var count = max(0, ceildiv(units - thread, S.tuned.block_size))
     # All of them are under way at once.
     var mine = Array[Pair[], most](fill=S.nothing())
     comptime for j in range(most):
         if j < count:
-            mine[j] = pairs[unsafe_offset=thread + j * S.block_size]
+            mine[j] = pairs[unsafe_offset=thread + j * S.tuned.block_size]
     return S.merged(mine, count, scratch, thread)
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
-    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(S.tuned.block_size)
+    ),
+    `nvvm.minctasm`=SIMDLength(1024 // S.tuned.block_size),
 )
 def merge_kernel[
     S: Sums
@@ -311,8 +314,10 @@ def merge_kernel[
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(S.block_size)),
-    `nvvm.minctasm`=SIMDLength(1024 // S.block_size),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](
+        Int32(S.tuned.block_size)
+    ),
+    `nvvm.minctasm`=SIMDLength(1024 // S.tuned.block_size),
 )
 def write_kernel[
     S: Sums, W: Written
@@ -342,7 +347,7 @@ def write_kernel[
         blocks: Blocks that share a row.
         share: Vectors of a row that a block takes.
     """
-    comptime P = MemoryPart[S.dtype, S.block_size]
+    comptime P = MemoryPart[S.dtype, S.tuned.block_size]
     comptime F = DType.float32
     var thread = Int(thread_idx.x)
     var row, rank = _row_and_rank(blocks)
@@ -365,19 +370,19 @@ def write_kernel[
     )
     comptime for aligned in [True, False]:
         if part.aligned == aligned:
-            for group in range(part.rounds() // S.unroll, -1, -1):
-                var mine = Array[Granule[S.dtype], S.unroll](
+            for group in range(part.rounds() // S.tuned.unroll, -1, -1):
+                var mine = Array[Granule[S.dtype], S.tuned.unroll](
                     fill=Granule[S.dtype](0)
                 )
                 var theirs = mine.copy()
-                comptime for j in range(S.unroll):
-                    var i = group * S.unroll + j
+                comptime for j in range(S.tuned.unroll):
+                    var i = group * S.tuned.unroll + j
                     if part.has(i):
                         mine[j] = part.load(i)
                         comptime if S.inputs == 2:
                             theirs[j] = second.load(i)
-                comptime for j in range(S.unroll):
-                    var i = group * S.unroll + j
+                comptime for j in range(S.tuned.unroll):
+                    var i = group * S.tuned.unroll + j
                     if part.has(i):
                         part.store[aligned](
                             i,
@@ -414,7 +419,9 @@ def streaming[
     var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
     var share = max(1, _held[S](queue) // rows.count())
     _launch_units[S](pairs, x, other, rows, units, share, queue)
-    var blocks = min(share, ceildiv(rows.n, width * S.block_size * S.unroll))
+    var blocks = min(
+        share, ceildiv(rows.n, width * S.tuned.block_size * S.tuned.unroll)
+    )
     queue.launch[write_kernel[S, W]](
         y,
         x,
@@ -425,7 +432,7 @@ def streaming[
         Int64(blocks),
         Int64(ceildiv(rows.n, width * blocks)),
         grid_dim=rows.count() * blocks,
-        block_dim=S.block_size,
+        block_dim=S.tuned.block_size,
         attributes=pdl_attributes(),
     )
     _ = memory^
@@ -461,7 +468,7 @@ def streaming_pairs[
             Int64(units.count),
             Int64(1),
             grid_dim=rows.count(),
-            block_dim=S.block_size,
+            block_dim=S.tuned.block_size,
             attributes=pdl_attributes(),
         )
         return
@@ -473,7 +480,7 @@ def streaming_pairs[
         x,
         rows,
         units,
-        ceildiv(WAVES * _held[S](queue), rows.count()),
+        ceildiv(Tuned.waves * _held[S](queue), rows.count()),
         queue,
     )
     queue.launch[merge_kernel[S]](
@@ -481,7 +488,7 @@ def streaming_pairs[
         pairs,
         Int64(units.count),
         grid_dim=rows.count(),
-        block_dim=S.block_size,
+        block_dim=S.tuned.block_size,
         attributes=pdl_attributes(),
     )
     _ = memory^
@@ -512,7 +519,7 @@ def _launch_units[
         most: Blocks a row at most.
         queue: Where the kernel is launched.
     """
-    var blocks = min(most, ceildiv(units.count, S.block_size // LANES))
+    var blocks = min(most, ceildiv(units.count, S.tuned.block_size // LANES))
     queue.launch[units_kernel[S, False]](
         pairs,
         x,
@@ -522,23 +529,21 @@ def _launch_units[
         Int64(units.count),
         Int64(blocks),
         grid_dim=rows.count() * blocks,
-        block_dim=S.block_size,
+        block_dim=S.tuned.block_size,
         attributes=pdl_attributes(),
     )
 
 
 def _fill[S: Sums](rows: Int, queue: Queue) raises -> Bool:
     """Returns whether a block for each row leaves little of the GPU idle at the end.
-
-    H200, float32, rows that share blocks in turn with a block a row: 600×50257 (0.76 of a wave) 0.98 of the time, 700×128256 (0.88) 1.01,
-    1000×128256 (1.26 waves) 0.92, 1500×50257 (1.89) 1.04.
     """
-    var held = queue.sm_count() * (S.threads_per_sm // S.block_size)
-    var waves = ceildiv(rows, held)
-    return waves > 4 or 5 * rows >= 4 * held * waves
+    return Tuned.fill(
+        rows,
+        queue.sm_count() * (S.tuned.threads_per_sm // S.tuned.block_size),
+    )
 
 
 def _held[S: Sums](queue: Queue) raises -> Int:
     """Returns how many blocks there are to be at a time: as many as are 1024 threads for each SM.
     """
-    return queue.sm_count() * (1024 // S.block_size)
+    return queue.sm_count() * (1024 // S.tuned.block_size)

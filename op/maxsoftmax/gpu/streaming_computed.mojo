@@ -21,9 +21,7 @@ from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.tree_reduction import MAX_GRID
 from .hardware.warp_reduction import pair_reduce
 from .partition.row import vector_width, whole_vectors
-
-comptime BLOCK_SIZE = 512
-"""Threads a block."""
+from .tuning import Tuned
 
 
 @__llvm_metadata(
@@ -132,14 +130,16 @@ def streaming_computed[
     @inline(.always)
     def launch[width: Int]() raises {imm}:
         queue.launch[
-            streaming_computed_kernel[S, T, finish, BLOCK_SIZE, 8, width]
+            streaming_computed_kernel[
+                S, T, finish, Tuned.computed_block_size, 8, width
+            ]
         ](
             y,
             x,
             Int64(rows.count()),
             Int64(rows.n),
             grid_dim=min(rows.count(), MAX_GRID),
-            block_dim=BLOCK_SIZE,
+            block_dim=Tuned.computed_block_size,
             attributes=pdl_attributes(),
         )
 

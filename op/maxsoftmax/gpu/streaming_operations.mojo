@@ -23,6 +23,7 @@ from .hardware.team import (
 from .resident import add
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
+from .tuning import Stream, Tuned
 
 
 comptime LANES = 32
@@ -36,20 +37,10 @@ trait Sums(TrivialRegisterPassable):
     """Of the inputs, of 4 bytes or 2."""
     comptime inputs: Int
     """How many there are: 1 or 2."""
-    comptime unroll: Int
-    """Vectors of each that a thread has under way at a time."""
-    comptime ahead: Bool
-    """Whether the next ones, of a single input, are under way while these are added."""
-    comptime threads_per_sm: Int
-    """Threads that a multiprocessor is to hold, which bounds the registers."""
+    comptime tuned: Stream
+    """How the row is taken."""
     comptime exact: Bool
     """Whether results are of more than 16 bits."""
-    comptime block_size: Int
-    """Threads a block."""
-    comptime rounds: Int
-    """Granules of a unit that each of its lanes takes, unless the row is longer than `max_units` such units."""
-    comptime max_units: Int
-    """Most units of a row, of which each thread of a block merges a few."""
 
     def __init__(out self):
         """That of nothing."""
@@ -157,12 +148,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
 
     comptime dtype = Self.of
     comptime inputs = 1
-    comptime unroll = 4
-    comptime ahead = Self.for_logarithm
-    comptime threads_per_sm = 768 if Self.for_logarithm else 1024
-    comptime block_size = 128 if Self.for_logarithm else 256
-    comptime rounds = 8 if Self.for_logarithm else 16
-    comptime max_units = 2048 if Self.for_logarithm else 4096
+    comptime tuned = Tuned.exponentials(Self.for_logarithm)
     comptime exact = size_of[Self.of]() > 2
     comptime width = VECTOR_BYTES // size_of[Self.of]()
     comptime S = Scale[Self.exact]
@@ -252,7 +238,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
         var m = pairs[0].m
         comptime for j in range(1, most):
             m = maximum(m, pairs[j].m)
-        m = team_reduce[Self.block_size, greater](scratch, thread, m)
+        m = team_reduce[Self.tuned.block_size, greater](scratch, thread, m)
         var scale = Self.S(m)
         var d = Float32(0)
         comptime for j in range(most):
@@ -260,8 +246,10 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
                 d += pairs[j].sum_over(scale)
         return Pair(
             m,
-            team_reduce[Self.block_size, total](
-                scratch.unsafe_offset(Self.block_size // WARP_SIZE), thread, d
+            team_reduce[Self.tuned.block_size, total](
+                scratch.unsafe_offset(Self.tuned.block_size // WARP_SIZE),
+                thread,
+                d,
             ),
         )
 
@@ -276,12 +264,7 @@ struct Products[of: DType, log: Bool](Sums):
 
     comptime dtype = Self.of
     comptime inputs = 2
-    comptime unroll = 2
-    comptime ahead = False
-    comptime threads_per_sm = 1024
-    comptime block_size = 256
-    comptime rounds = 16
-    comptime max_units = 4096
+    comptime tuned = Tuned.products()
     comptime exact = size_of[Self.of]() > 2
     comptime width = VECTOR_BYTES // size_of[Self.of]()
 
@@ -339,7 +322,7 @@ struct Products[of: DType, log: Bool](Sums):
         comptime for j in range(1, most):
             sum += pairs[j].m
         return Pair(
-            team_reduce[Self.block_size, total](scratch, thread, sum),
+            team_reduce[Self.tuned.block_size, total](scratch, thread, sum),
             Float32(0),
         )
 

@@ -37,21 +37,10 @@ from .partition.strided import (
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
 from .resident import add, write_pair
+from .tuning import Tuned
 
-comptime UNROLL = 4
+comptime UNROLL = Tuned.strip_unroll
 """Vectors that a thread has under way at a time."""
-
-comptime UNIT = 512
-"""Positions of a unit, unless the row is longer than `MAX_UNITS` such units."""
-
-comptime MAX_UNITS = 512
-"""Most units of a row, which each block of the second launch merges."""
-
-comptime READING = 3
-"""Blocks of the first launch that a multiprocessor is to hold."""
-
-comptime WRITING = 4
-"""Blocks of the second."""
 
 comptime Floats = Pointer[Float32, MutUntrackedOrigin]
 """Where pairs wait between the launches: for each unit, first the maxima of all columns, then their sums."""
@@ -184,9 +173,7 @@ def merge_units[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(
-        _resident[S](READING, 2) if S.in_memory else _computing(width)
-    ),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=False)),
 )
 def streaming_pairs_kernel[
     S: RowSource, lanes: Int, width: Int
@@ -248,9 +235,7 @@ def streaming_pairs_kernel[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(
-        _resident[S](WRITING, READING) if S.in_memory else _computing(width)
-    ),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=True)),
 )
 def streaming_results_kernel[
     S: RowSource, T: RowTarget, finish: Finish, lanes: Int, width: Int
@@ -345,22 +330,17 @@ def streaming_results_kernel[
                 target.store(group * UNROLL + j, result)
 
 
-def _resident[S: RowSource](wide: Int, narrow: Int) -> Int:
-    """Returns how many blocks a multiprocessor is to hold, of logits in memory.
-    """
-    return wide if size_of[S.elements]() > 2 else narrow
-
-
-def _computing(width: Int) -> Int:
-    """Returns how many blocks a multiprocessor is to hold, of logits that are computed as they are read.
-    """
-    return READING if width <= 4 else 2
+def min_blocks[S: RowSource](width: Int, *, writes: Bool) -> Int:
+    """Returns how many blocks a multiprocessor is to hold."""
+    return Tuned.strip_blocks(
+        size_of[S.elements]() > 2, S.in_memory, width, writes
+    )
 
 
 def unit_length(n: Int) -> Int:
     """Returns how many of `n` positions a unit has."""
-    var length = UNIT
-    while n > length * MAX_UNITS:
+    var length = Tuned.strip_unit
+    while n > length * Tuned.strip_units:
         length *= 2
     return length
 
@@ -377,7 +357,7 @@ def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
         multiprocessors: How many the GPU has.
     """
     # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
-    var held = multiprocessors * READING
+    var held = multiprocessors * Tuned.strip_readers
     var spans = held // tiles if held >= 4 * tiles else ceildiv(4 * held, tiles)
     return ceildiv(n, min(spans, ceildiv(n, COLUMN_THREADS // lanes * UNROLL)))
 

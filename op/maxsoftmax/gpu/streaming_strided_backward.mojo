@@ -28,10 +28,10 @@ from .resident import add
 from .resident_strided_backward import add_terms
 from .streaming_strided import (
     Floats,
-    READING,
     span_length,
     unit_length,
 )
+from .tuning import Tuned
 
 
 def _unroll(width: Int) -> Int:
@@ -42,7 +42,7 @@ def _unroll(width: Int) -> Int:
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(READING),
+    `nvvm.minctasm`=SIMDLength(Tuned.strip_readers),
 )
 def strided_sums_kernel[
     dtype: DType, log: Bool, lanes: Int, width: Int
@@ -115,7 +115,7 @@ def strided_sums_kernel[
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(READING),
+    `nvvm.minctasm`=SIMDLength(Tuned.strip_readers),
 )
 def strided_gradients_kernel[
     dtype: DType, log: Bool, lanes: Int, width: Int

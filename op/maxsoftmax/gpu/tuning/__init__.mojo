@@ -1,0 +1,9 @@
+"""What was measured of GPUs, a file a kind of GPU."""
+
+from ..hardware.cluster import has_clusters
+from .configuration import HAS_ROOM, Stream, Strip, Team, slots
+from .sm90 import Sm90
+from .tuning import Generic, Tuning
+
+comptime Tuned: Tuning = Sm90 if has_clusters() else Generic
+"""Of the GPU that is compiled for."""

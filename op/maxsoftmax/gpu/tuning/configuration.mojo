@@ -1,0 +1,198 @@
+"""What is chosen for a GPU: how threads share rows, which kernels of them run, and where one gives way to another.
+
+A kernel's table is read from its first line to its last: the first that has room for a row takes it.
+"""
+
+from std.math import ceildiv
+from max.gpu.host import DeviceContext
+
+from ...io.rows import VECTOR_BYTES
+from ..hardware.cluster import PORTABLE_BLOCKS
+
+comptime HAS_ROOM = 0
+"""Of a row's length: as long as there is room for it in registers and slots."""
+
+
+struct Edges(Equatable, TrivialRegisterPassable):
+    """Which rows a line is for."""
+
+    var value: Int
+
+    comptime ANY = Self(0)
+    comptime NONE = Self(1)
+    """Rows of whole vectors at addresses that are multiples of 16 bytes."""
+    comptime SOME = Self(2)
+    """The others, of which an edge needs a lane an element."""
+
+    @inline(.always)
+    def __init__(out self, value: Int):
+        self.value = value
+
+    @inline(.always)
+    def are(self, aligned: Bool) -> Bool:
+        """Returns whether rows that are aligned, or are not, are meant."""
+        return self == Self.ANY or (self == Self.NONE) == aligned
+
+
+@fieldwise_init
+struct Team(TrivialRegisterPassable):
+    """How rows along the last axis are held on the chip."""
+
+    var up_to: Int
+    """The longest row, in vectors: in elements, if a vector is one."""
+    var block_size: Int
+    """Threads a block."""
+    var team: Int
+    """Those of them that share a row."""
+    var vectors: Int
+    """Vectors, of each input, that a thread holds in registers."""
+    var blocks: Int
+    """Blocks a multiprocessor is to hold, which bounds the registers."""
+    var sharing: Int
+    """Blocks that divide a multiprocessor's shared memory into their slots; 0, if there are none."""
+    var edges: Edges
+    """Of which rows."""
+    var in_vectors: Bool
+    """Whether a vector is 16 bytes, and not an element."""
+    var best: Int
+    """What a block of a cluster is best at, in vectors, of computed logits in elements: 1, if all blocks are to share each row; 0, if
+    there is no cluster."""
+
+    @staticmethod
+    def elements(
+        up_to: Int,
+        block_size: Int,
+        team: Int,
+        vectors: Int,
+        blocks: Int,
+        edges: Edges = Edges.ANY,
+    ) -> Self:
+        """Rows that are read by the element."""
+        return {up_to, block_size, team, vectors, blocks, 0, edges, False, 0}
+
+    @staticmethod
+    def whole(
+        up_to: Int,
+        block_size: Int,
+        team: Int,
+        vectors: Int,
+        blocks: Int,
+        edges: Edges = Edges.ANY,
+    ) -> Self:
+        """Rows that are read by the vector, and fit in registers."""
+        return {up_to, block_size, team, vectors, blocks, 0, edges, True, 0}
+
+    @staticmethod
+    def slotted(up_to: Int, block_size: Int, vectors: Int, blocks: Int) -> Self:
+        """Rows that a block holds in registers and slots."""
+        return {
+            up_to,
+            block_size,
+            block_size,
+            vectors,
+            blocks,
+            blocks,
+            Edges.ANY,
+            True,
+            0,
+        }
+
+    @staticmethod
+    def cluster(
+        block_size: Int, vectors: Int, blocks: Int, sharing: Int, best: Int
+    ) -> Self:
+        """Rows that the blocks of a cluster share."""
+        return {
+            HAS_ROOM,
+            block_size,
+            block_size,
+            vectors,
+            blocks,
+            sharing,
+            Edges.ANY,
+            True,
+            best,
+        }
+
+    def room(self, slots: Int) -> Int:
+        """Returns how many vectors of each input surely fit in a block, or in a cluster.
+
+        Args:
+            slots: Slots of a multiprocessor for a vector of each input.
+        """
+        if self.sharing == 0:
+            return self.up_to
+        # The last round is always in registers; what is cut to lines of 128 bytes may be a few vectors longer.
+        var room = (
+            self.vectors + slots // (self.block_size * self.sharing) + 1
+        ) * self.block_size - 16
+        return room if self.up_to == HAS_ROOM else min(room, self.up_to)
+
+    @inline(.always)
+    def cluster_blocks(self, length: Int, room: Int) -> Int:
+        """Returns how many blocks of a cluster share a row of some length.
+
+        Args:
+            length: As `best` is measured.
+            room: What a block has room for.
+        """
+        return min(ceildiv(length, min(self.best, room)), PORTABLE_BLOCKS)
+
+
+def slots() -> Int:
+    """Returns how many vectors of 16 bytes have a place in the shared memory of a multiprocessor of the GPU that is compiled for.
+    """
+    comptime gpu = DeviceContext.default_device_info
+    # What a few blocks have of static memory, and the driver keeps, is left.
+    return (gpu.shared_memory_per_multiprocessor - 16 * 1024) // VECTOR_BYTES
+
+
+@fieldwise_init
+struct Strip(TrivialRegisterPassable):
+    """How columns, rows along another axis, are held on the chip by blocks of 256 threads.
+    """
+
+    var up_to: Int
+    """Positions, of a block of a cluster."""
+    var lanes: Int
+    """Vectors of columns that a block takes."""
+    var vectors: Int
+    """Vectors, of each input, that a thread holds in registers."""
+    var blocks: Int
+    """Blocks a multiprocessor is to hold, which bounds the registers."""
+    var slotted: Bool
+    """Whether there are slots in shared memory for more than the registers hold."""
+    var together: Int
+    """Blocks of a cluster: 0, if they are to be as few as have room; 1, if there is no cluster."""
+
+    def most_blocks(self) -> Int:
+        """Returns how many blocks may share a column."""
+        return self.together if self.together > 0 else PORTABLE_BLOCKS
+
+    @inline(.always)
+    def cluster_blocks(self, n: Int, room: Int) -> Int:
+        """Returns how many blocks share a column.
+
+        Args:
+            n: Its positions.
+            room: How many a block has room for.
+        """
+        return self.together if self.together > 0 else ceildiv(n, room)
+
+
+@fieldwise_init
+struct Stream(TrivialRegisterPassable):
+    """How rows are summed that do not fit on the chip."""
+
+    var block_size: Int
+    """Threads a block."""
+    var threads_per_sm: Int
+    """Threads that a multiprocessor is to hold, which bounds the registers."""
+    var unroll: Int
+    """Vectors of each input that a thread has under way at a time."""
+    var ahead: Bool
+    """Whether the next ones, of a single input, are under way while these are added."""
+    var rounds: Int
+    """Vectors of a unit that each of its lanes takes, unless the row is longer than `max_units` such units: a row's bits follow from it."""
+    var max_units: Int
+    """Most units of a row, of which each thread of a block merges a few."""

@@ -1,0 +1,86 @@
+"""NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
+
+from .configuration import HAS_ROOM, Strip, Team
+from .tuning import Generic, Tuning, threads
+
+
+struct Sm90(Tuning):
+    """What clusters add."""
+
+    @staticmethod
+    def resident(wide: Bool, pairs: Bool) -> List[Team]:
+        var table = Self.in_registers(wide)
+        if not pairs:
+            # Few rows would be faster over more of the GPU, but the bits of a row may not depend on how many others there are.
+            table += [
+                Team.slotted(3300, 256, 5, 4),  # 0.97
+                # 0.93 / 0.97 (151936 columns). Blocks work best at 8 to 11 vectors a thread, of 16 bits at 8.
+                Team.cluster(256, 5, 4, 4, 2740 if wide else 2100),
+                # 0.88 / 0.91 (262144 and 400001 columns)
+                Team.cluster(256, 16, 2, 2, 1),
+            ]
+        return table^
+
+    @staticmethod
+    def computed(wide: Bool, width: Int) -> List[Team]:
+        var table = Self.computed_in_registers(width)
+        # As long as three blocks fit in a multiprocessor, fewer of them are faster.
+        var best = 20480 if wide else 32768
+        if width == 1:
+            table.append(Team.cluster(256, 16, 3, 2, best))
+            return table^
+        # Registers for so many logits leave room for enough threads.
+        var most = 32 // width
+        if wide:
+            # 65536 columns of float32: 295 µs (323 with slots), of bfloat16 169 (163).
+            table.append(
+                Team.cluster(256, most, threads(most, width) // 256, 0, best)
+            )
+        table.append(Team.cluster(256, most, 3, 2, best))
+        return table^
+
+    @staticmethod
+    def backward(wide: Bool, log: Bool) -> List[Team]:
+        var table = Generic.backward(wide, log)
+        # Of 262144 columns, blocks of 256 threads make 0.93 of a copy's rate in bfloat16, blocks of 512 0.89; of 128256 columns
+        # of float32 they make 0.98 and 1.02.
+        table += [
+            Team.cluster(256, 3, 3, 3 if wide else 2, 1400),
+            Team.cluster(512, 7, 1, 1, 1),
+        ]
+        return table^
+
+    @staticmethod
+    def strips(wide: Bool, in_memory: Bool, in_vectors: Bool) -> List[Strip]:
+        var table = Self.strips_of_blocks(wide, in_memory, in_vectors)
+        if not in_vectors:
+            table.append(Strip(128, 32, 16, 4 if in_memory else 3, False, 0))
+            return table^
+        # 0.93 / 0.82 (1000 and 4000 positions)
+        var last = table[len(table) - 1]
+        table.append(
+            Strip(HAS_ROOM, 8, last.vectors, last.blocks, True, together=0)
+        )
+        if in_memory:
+            table += [
+                Strip(HAS_ROOM, 8, 16, 2, True, together=8),
+                Strip(HAS_ROOM, 4, 16, 2, True, together=8),
+            ]
+        return table^
+
+    @staticmethod
+    def strips_backward(in_vectors: Bool) -> List[Strip]:
+        var table = Self.strips_backward_of_blocks(in_vectors)
+        if not in_vectors:
+            table.append(Strip(128, 32, 16, 3, False, together=0))
+            return table^
+        table += [
+            # 0.97 / 0.87 (1024 positions); with as few blocks as have room 0.93 / 0.84.
+            Strip(HAS_ROOM, 8, 3, 3, True, together=2),
+            Strip(HAS_ROOM, 8, 3, 3, True, together=8),
+            # 0.85 / 0.72 (4096 positions)
+            Strip(HAS_ROOM, 8, 8, 2, True, together=8),
+            # 0.75 / 0.76 (8000 positions)
+            Strip(HAS_ROOM, 4, 8, 2, True, together=8),
+        ]
+        return table^

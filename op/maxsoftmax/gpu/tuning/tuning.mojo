@@ -1,0 +1,305 @@
+"""What is to be known of a kind of GPU, and what is taken of one that nobody has measured: what an H200 is best at without clusters.
+
+Figures are shares of a device copy's rate on an H200, float32 / bfloat16, at the longest row of a line that was measured, and some
+500 / 250 MB of it; a line's neighbours do worse there.
+"""
+
+from std.math import ceildiv
+
+from .configuration import Edges, HAS_ROOM, Stream, Strip, Team
+
+
+trait Tuning:
+    """How a kind of GPU takes rows. Units of long rows shape their bits; all else is about time only.
+    """
+
+    @staticmethod
+    def resident(wide: Bool, pairs: Bool) -> List[Team]:
+        """Rows in memory.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+            pairs: Whether all that is written are pairs.
+        """
+        var table = Self.in_registers(wide)
+        if not pairs:
+            table += [
+                Team.slotted(HAS_ROOM, 256, 5, 4),
+                Team.slotted(HAS_ROOM, 256, 16, 2),
+            ]
+        return table^
+
+    @staticmethod
+    def in_registers(wide: Bool) -> List[Team]:
+        """Those that a block holds in registers."""
+        var table: List[Team] = [
+            Team.elements(4, 128, 1, 4, 8),
+            Team.elements(8, 128, 2, 4, 8),  # 0.84 / 0.68 (7 columns)
+            Team.elements(16, 128, 4, 4, 8),  # 0.87 / 0.66 (13 columns)
+            Team.elements(32, 128, 8, 4, 8),  # 0.95 / 0.74 (30 columns)
+        ]
+        if not wide:
+            table += [
+                Team.elements(64, 128, 16, 4, 8, Edges.SOME),
+                Team.elements(128, 128, 32, 4, 8, Edges.SOME),
+                Team.whole(8, 128, 4, 2, 8, Edges.NONE),  # - / 1.00
+                Team.whole(16, 128, 8, 2, 12, Edges.SOME),
+            ]
+        table += [
+            Team.whole(16, 128, 8, 2, 8),  # 0.99 / 0.99
+            Team.whole(32, 128, 16, 2, 8),  # 0.98 / 0.99
+            # 0.98 / 0.99
+            Team.whole(64, 128, 16, 4, 8) if wide else Team.whole(
+                64, 128, 32, 2, 8
+            ),
+            Team.whole(128, 64, 32, 4, 16),  # 0.99 / 0.99
+            Team.whole(256, 64, 64, 4, 24),  # 1.00 / 1.00
+            Team.whole(384, 64, 64, 6, 16),  # - / 0.98
+            Team.whole(512, 128, 128, 4, 12),  # 0.96 / 0.99
+            Team.whole(768, 128, 128, 6, 8),  # 0.98 / 0.98
+            # 0.97 / 0.99
+            Team.whole(1024, 256, 256, 4, 6) if wide else Team.whole(
+                1024, 128, 128, 8, 8
+            ),
+            Team.whole(1536, 256, 256, 6, 4),  # 0.98 / 0.98
+            Team.whole(2048, 256, 256, 8, 4),  # 0.97 / 0.98
+        ]
+        return table^
+
+    @staticmethod
+    def computed(wide: Bool, width: Int) -> List[Team]:
+        """Rows of logits that are computed as they are read.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+            width: Elements a vector; 1, if they are computed one by one.
+        """
+        var table = Self.computed_in_registers(width)
+        if width > 1:
+            # Registers for so many logits leave room for enough threads.
+            var most = 32 // width
+            table.append(
+                Team.whole(
+                    512 * most, 512, 512, most, threads(most, width) // 512
+                )
+            )
+        return table^
+
+    @staticmethod
+    def computed_in_registers(width: Int) -> List[Team]:
+        """Returns how rows are taken that a block holds in registers, of computed logits.
+        """
+        if width == 1:
+            return [
+                Team.elements(32, 128, 4, 8, 8),
+                Team.elements(256, 128, 32, 8, 8),
+                Team.elements(1024, 128, 128, 8, 8),
+                Team.elements(4096, 512, 512, 8, 2),
+            ]
+        var held = threads(4, width)
+        var table: List[Team] = [
+            Team.whole(16, 128, 4, 4, held // 128),
+            Team.whole(32, 128, 8, 4, held // 128),
+            Team.whole(64, 128, 16, 4, held // 128),
+            Team.whole(128, 128, 32, 4, held // 128),
+            Team.whole(256, 64, 64, 4, held // 64),
+            Team.whole(512, 128, 128, 4, held // 128),
+            Team.whole(1024, 256, 256, 4, held // 256),
+            Team.whole(2048, 512, 512, 4, held // 512),
+        ]
+        if width < 8:
+            table.append(Team.whole(3072, 512, 512, 6, 2))
+        return table^
+
+    @staticmethod
+    def backward(wide: Bool, log: Bool) -> List[Team]:
+        """Rows of which the gradient of logits is wanted: at half the vectors, since there are two inputs.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+            log: Whether it is of log_softmax.
+        """
+        # Exponentials, and twice as many elements, take more registers.
+        var threads = 1024 if wide and not log else 768
+        var blocks = threads // 128
+        var table: List[Team] = [
+            Team.elements(4, 128, 1, 4, blocks),
+            Team.elements(8, 128, 2, 4, blocks),
+            Team.elements(16, 128, 4, 4, blocks),
+            Team.elements(32, 128, 8, 4, blocks),
+        ]
+        if not wide:
+            table += [
+                Team.elements(64, 128, 16, 4, blocks, Edges.SOME),
+                Team.elements(128, 128, 32, 4, blocks, Edges.SOME),
+                Team.whole(8, 128, 2, 4, blocks, Edges.NONE),
+                Team.whole(16, 128, 8, 2, blocks, Edges.SOME),
+            ]
+        table += [
+            Team.whole(16, 128, 4, 4, blocks),
+            Team.whole(32, 128, 8, 4, blocks),
+            Team.whole(64, 128, 16, 4, blocks),
+            Team.whole(128, 128, 32, 4, blocks),
+            Team.whole(256, 64, 64, 4, threads // 64),
+            Team.whole(512, 128, 128, 4, blocks),
+            Team.whole(1024, 256, 256, 4, threads // 256),
+            Team.whole(1536, 256, 256, 6, 3),
+            Team.whole(2048, 256, 256, 8, 2),
+        ]
+        return table^
+
+    @staticmethod
+    def strips(wide: Bool, in_memory: Bool, in_vectors: Bool) -> List[Strip]:
+        """Columns: by the vector from 129 positions on in pieces of 128 bytes.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+            in_memory: Whether logits are not computed as they are read.
+            in_vectors: Whether columns can be taken by the vector.
+        """
+        var table = Self.strips_of_blocks(wide, in_memory, in_vectors)
+        if in_memory and in_vectors:
+            table.append(Strip(HAS_ROOM, 8, 16, 2, True, 1))
+        return table^
+
+    @staticmethod
+    def strips_of_blocks(
+        wide: Bool, in_memory: Bool, in_vectors: Bool
+    ) -> List[Strip]:
+        """Those of which a block holds enough to keep a multiprocessor busy with others.
+        """
+        if not in_vectors:
+            # Of computed logits the addresses are as many as the elements.
+            var blocks = 4 if in_memory else 3
+            return [
+                Strip(8, 256, 8, 6 if in_memory else 4, False, 1),  # 0.98
+                Strip(64, 64, 16, blocks, False, 1),  # 0.63
+                Strip(128, 32, 16, blocks, False, 1),
+            ]
+        # 16×1024×1024 scaled along axis 1: float32 48 µs by three blocks, 54 by two; bfloat16 38 and 30.
+        var blocks = 4 if in_memory else (3 if wide else 2)
+        return [
+            Strip(4, 256, 4, 4, False, 1),
+            Strip(16, 64, 4, 4, False, 1),
+            Strip(64, 16, 4, 4, False, 1),
+            Strip(128, 8, 4, 4, False, 1),  # 0.94
+            Strip(HAS_ROOM, 8, 3 if in_memory else 4, blocks, True, 1),
+        ]
+
+    @staticmethod
+    def strips_backward(in_vectors: Bool) -> List[Strip]:
+        """Columns of which the gradient of logits is wanted: by the vector from 65 positions on in pieces of 128 bytes.
+
+        Args:
+            in_vectors: Whether columns can be taken by the vector.
+        """
+        var table = Self.strips_backward_of_blocks(in_vectors)
+        if in_vectors:
+            table.append(Strip(HAS_ROOM, 8, 8, 2, True, 1))
+        return table^
+
+    @staticmethod
+    def strips_backward_of_blocks(in_vectors: Bool) -> List[Strip]:
+        """Those of which a block holds enough to keep a multiprocessor busy with others.
+        """
+        if not in_vectors:
+            return [
+                Strip(8, 256, 8, 4, False, 1),
+                Strip(64, 64, 16, 3, False, 1),
+                Strip(128, 32, 16, 3, False, 1),
+            ]
+        return [
+            Strip(4, 256, 4, 3, False, 1),
+            Strip(16, 64, 4, 3, False, 1),
+            Strip(64, 16, 4, 3, False, 1),
+            Strip(128, 8, 4, 3, False, 1),  # 1.00 / 1.00
+            Strip(HAS_ROOM, 8, 3, 3, True, 1),  # 0.99 / 0.98 (300 positions)
+        ]
+
+    @staticmethod
+    def exponentials(for_logarithm: Bool) -> Stream:
+        """Long rows.
+
+        Args:
+            for_logarithm: Whether all that is wanted is the logarithm of their sum.
+        """
+        if for_logarithm:
+            return {128, 768, 4, True, 8, 2048}
+        return {256, 1024, 4, False, 16, 4096}
+
+    @staticmethod
+    def products() -> Stream:
+        """Long rows of which the gradient of logits is wanted."""
+        return {256, 1024, 2, False, 16, 4096}
+
+    comptime waves: Int = 4
+    """How many times as many blocks as the GPU holds share long rows of which only pairs are wanted: the more, the less is left for the
+    last of them. 50257 columns of float32, in turn with as many as it holds: 300 rows 0.89 of the time, 400 rows 0.88."""
+
+    @staticmethod
+    def fill(rows: Int, held: Int) -> Bool:
+        """Returns whether a block for each of such rows leaves little of the GPU idle at the end.
+
+        float32, rows that share blocks in turn with a block a row: 600×50257 (0.76 of a wave) 0.98 of the time, 700×128256 (0.88) 1.01,
+        1000×128256 (1.26 waves) 0.92, 1500×50257 (1.89) 1.04.
+
+        Args:
+            rows: How many there are.
+            held: Blocks that the GPU holds at a time.
+        """
+        var waves = ceildiv(rows, held)
+        return waves > 4 or 5 * rows >= 4 * held * waves
+
+    comptime computed_block_size: Int = 512
+    """Threads a block where long rows are computed as they are read."""
+
+    comptime strip_unroll: Int = 4
+    """Vectors of long columns that a thread has under way at a time."""
+    comptime strip_unit: Int = 512
+    """Positions of a unit of them, unless there are more than `strip_units` such units: their bits follow from it."""
+    comptime strip_units: Int = 512
+    """Most units of a column, which each block of the second launch merges."""
+    comptime strip_readers: Int = 3
+    """Blocks that read long columns at a time on a multiprocessor, by which they are dealt out, and for gradients."""
+
+    @staticmethod
+    def strip_blocks(
+        wide: Bool, in_memory: Bool, width: Int, writes: Bool
+    ) -> Int:
+        """Returns how many blocks with long columns a multiprocessor is to hold.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+            in_memory: Whether logits are not computed as they are read.
+            width: Columns a vector.
+            writes: Whether the launch is the second.
+        """
+        if not in_memory:
+            return 3 if width <= 4 else 2
+        if writes:
+            return 4 if wide else 3
+        return Self.strip_readers if wide else 2
+
+    comptime few_losses: Int = 4096
+    """Rows up to which one block sees to all losses, and adds them without another launch."""
+    comptime loss_elements: Int = 16
+    """Elements of a loss's gradient that a thread has under way at a time."""
+    comptime loss_rounds: Int = 8
+    """How many times that it takes at most: what it has to know of the row takes as long as one of them."""
+
+
+def threads(vectors: Int, width: Int) -> Int:
+    """Returns how many threads of computed logits a multiprocessor is to hold.
+
+    Left alone, the assembler has more loads under way in half as many threads, of 8 vectors: 1.5 times as long at 8192
+    columns of float32.
+
+    Args:
+        vectors: Vectors that a thread keeps in registers.
+        width: Elements a vector.
+    """
+    return 1280 if vectors * max(width, 4) <= 16 else 1024
+
+
+struct Generic(Tuning):
+    """A GPU that nobody has measured."""
