@@ -74,3 +74,46 @@ def test_bits_of_a_row_are_its_own(n, along):
                 expected = whole[name][start:end]
                 same = np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
                 assert same, (name, start, end, threads, offset)
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize("n", [777, 4096, 50257])
+def test_results_that_no_cache_holds_have_the_same_bits(n, along):
+    # 20 MB and more may be written past the caches; a few rows of them are not.
+    random = np.random.default_rng(n)
+    count = -(-(5 << 20) // n // 16) * 16
+    x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
+    target = random.integers(0, n, count)
+
+    def slice_of(array, start, end):
+        part = array[start:end]
+        return part[:, :, None] if along == "rows" else np.ascontiguousarray(part.T)[None]
+
+    places = ((0, 5), (count // 2, count // 2 + 16), (count - 7, count))
+    parts = [results(slice_of(x, *p), slice_of(dy, *p), target[slice(*p)].copy(), 1, 0) for p in places]
+    for threads, offset in ((0, 0), (1, 4)):
+        whole = results(slice_of(x, 0, count), slice_of(dy, 0, count), target, threads, offset)
+        for (start, end), part in zip(places, parts, strict=True):
+            for name, found in part.items():
+                expected = np.ascontiguousarray(whole[name][start:end])
+                assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), (name, start, threads, offset)
+
+
+@pytest.mark.parametrize("shape", [(97, 65537, 1), (1, 5000, 1040)])
+def test_results_may_go_where_logits_were(shape):
+    random = np.random.default_rng(0)
+    x = at(random.standard_normal(shape, dtype=np.float32), 4 if shape[2] == 1 else 0)
+    rows = shape[0] * shape[2]
+    target = random.integers(0, shape[1], rows)
+    options = (-100, bits(0.1), 0, 1, 0)
+    loss, pairs, one = np.empty(rows, np.float32), np.empty((rows, 2), np.float32), np.ones(rows, np.float32)
+    run("cross_entropy", shape, 0, options, loss, pairs, x, target)
+    for name, given in (
+        ("softmax", ()),
+        ("log_softmax", ()),
+        ("cross_entropy_backward", (pairs, target, one)),
+    ):
+        apart, place = np.empty_like(x), at(x, 8 if shape[2] == 1 else 0)
+        run(name, shape, 0, options if given else (), apart, x, *given)
+        run(name, shape, 0, options if given else (), place, place, *given)
+        assert np.array_equal(apart.view(np.uint32), place.view(np.uint32)), name

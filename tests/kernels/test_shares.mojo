@@ -4,7 +4,8 @@ from std.atomic import Atomic
 from std.testing import TestSuite, assert_equal
 from max.gpu.host import DeviceContext
 
-from maxsoftmax.cpu.shares import GRAIN, Shares, share_tasks
+from maxsoftmax.cpu.shares import Shares, share_tasks
+from maxsoftmax.cpu.tuning import GRAIN
 
 
 def test_every_task_is_done_once() raises:

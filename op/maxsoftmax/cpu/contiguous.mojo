@@ -7,36 +7,22 @@ from std.utils.numerics import neg_inf
 from ..math.exponential import Unit
 from ..math.online import MaxSum, Sum
 from ..io.rows import Rows
-from .lanes import collapse, each, fold_max, fold_sum, larger
+from .lanes import collapse, each, each_from, fold_max, fold_sum, larger
 from .memory import first_lanes, load_plain, store_plain
 from .operations import Operation, Place
 from .portion import Portion
-from .schedule import SPAN, Bundles, Pairs, Room
+from .schedule import Bundles, Pairs, Room
 from .sources import RowSource
 from .targets import RowTarget
-
-comptime VECTORS = 4
-"""Vectors that are under way at a time, written as one so that their instructions take turns: each waits for the one
-before it, and a core looks ahead no further than a few exponentials. 16384 float32 in the cache take 7.2 us, two vectors
-at a time 8.2, one 11.0."""
-
-comptime TOGETHER = 16
-"""Rows at most that are reduced together, each step of all before the next of any: where a row waits for its lanes
-to be folded, another goes on. 131072×64 float32 take 3.0 ms, one row at a time 3.5."""
-
-comptime BLOCK = 2048
-"""Elements at most of such rows, read twice and written twice: half of a core's first cache."""
-
-comptime READ_AHEAD = 16384
-"""Bytes by which reads are prefetched: while one span is computed, memory delivers the next. 8192×1024 float32 in
-2.7 ms, without 3.6."""
-
-comptime WRITE_AHEAD = 4096
-"""The same for writes."""
-
-comptime KEPT = 1 << 19
-"""Bytes of a row's exponentials up to which they are stored and read again, and not computed again: they have to stay in
-a core's second cache. One row in the cache, 50240 float32: 21 us, computed again 32."""
+from .tuning import (
+    BLOCK,
+    KEPT,
+    READ_AHEAD,
+    SPAN,
+    TOGETHER,
+    VECTORS,
+    WRITE_AHEAD,
+)
 
 
 @fieldwise_init
@@ -60,6 +46,9 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     comptime step = VECTORS * Self.width
     comptime Sums = Sum[Self.accum, Self.width]
     comptime Pair = MaxSum[Self.O.accum, Self.O.lanes]
+    comptime streams = Self.T.streams
+    comptime waits = Self.T.holds == Self.accum and not Self.streams
+    """Whether exponentials wait for their sum where the results go."""
 
     var source: Self.S
     var operation: Self.O
@@ -76,7 +65,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         return max(1, min(TOGETHER, BLOCK // max(1, self.rows.n)))
 
     def room(self) -> Int:
-        comptime if Self.T.holds == Self.accum:
+        comptime if Self.waits:
             return 0
         return self.pairs() * self.rows.n if self._stays() else 0
 
@@ -199,7 +188,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         """Returns whether results are prefetched while exponentials are summed already, so that memory is at work in both
         passes: 8192×1024 float32 take 2.3 ms, prefetched as they are written 2.7. Rows of several spans take longer.
         """
-        comptime if Self.O.divides or Self.O.by_row:
+        comptime if Self.O.divides or Self.O.by_row or Self.streams:
             return False
         return self.rows.n <= SPAN
 
@@ -212,7 +201,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         """
         if not self._stays():
             return None
-        comptime if Self.T.holds == Self.accum:
+        comptime if Self.waits:
             return self.target.row(row, 0).memory[Self.accum]()
         if room:
             return room.value().unsafe_offset(i * self.rows.n)
@@ -332,27 +321,32 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         """
         var x = self.source.row(place.row, 0)
         var y = self.target.row(place.row, 0)
+        var stop = self._stop(x, place.end)
 
         @inline(.always)
         def divide[n: SIMDLength](i: Int, count: Int) {imm}:
             var e_x: SIMD[Self.accum, n]
             comptime if keeps:
-                e_x = load_plain[n](kept.value().unsafe_offset(i), count)
+                # Beyond the row's end nothing may have been kept.
+                var some = min(count, stop - i) if Self.S.is_computed else count
+                e_x = load_plain[n](kept.value().unsafe_offset(i), some)
             else:
                 e_x = portion.unit.exp(x.load[Self.accum, n](i, 0, count))
                 comptime if n == Self.step:
                     x.prefetch[Self.step, READ_AHEAD](i, 0)
                     y.prefetch[Self.step, WRITE_AHEAD](i, 0)
-            y.store(i, 0, count, portion.probability(e_x))
+            comptime if Self.streams and n == Self.step:
+                y.stream(i, 0, portion.probability(e_x))
+            else:
+                y.store(i, 0, count, portion.probability(e_x))
 
         @inline(.always)
         def divide_nothing[n: SIMDLength](i: Int, count: Int) {imm}:
             var e_x = SIMD[Self.accum, n](0)
             y.store(i, 0, count, portion.probability(e_x))
 
-        var stop = self._stop(x, place.end)
-        var i = each[Self.step, Self.width](
-            divide, place.start, stop, place.end
+        var i = each_from[Self.step, Self.width](
+            divide, place.start, y.line_from(place.start), stop, place.end
         )
         comptime if Self.S.is_computed:
             _ = each[Self.step, Self.width](
@@ -368,27 +362,40 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         var x = self.source.row(place.row, 0)
         var y = self.target.row(place.row, 0)
         var state = self.operation.state(total, place)
+        var stop = self._stop(x, place.end)
 
         @inline(.always)
         def turn[n: SIMDLength](i: Int, count: Int) {imm}:
             var values: SIMD[Self.accum, n]
             comptime if keeps:
-                values = load_plain[n](kept.value().unsafe_offset(i), count)
+                values = load_plain[n](
+                    kept.value().unsafe_offset(i),
+                    min(count, stop - i),
+                    neg_inf[Self.accum](),
+                )
             else:
                 values = x.load[Self.accum, n](i, 0, count)
             var other = x.load_other[Self.accum, n](i, 0, count)
             comptime if n == Self.step:
                 x.prefetch[Self.step, READ_AHEAD](i, 0)
                 y.prefetch[Self.step, WRITE_AHEAD](i, 0)
-            y.store(i, 0, count, self.operation.result(state, values, other))
+            var results = self.operation.result(state, values, other)
+            comptime if Self.streams and n == Self.step:
+                y.stream(i, 0, results)
+            else:
+                y.store(i, 0, count, results)
 
         @inline(.always)
         def turn_nothing[n: SIMDLength](i: Int, count: Int) {imm}:
             var values = SIMD[Self.accum, n](neg_inf[Self.accum]())
             y.store(i, 0, count, self.operation.result(state, values, values))
 
-        var i = each[Self.step, Self.width](
-            turn, place.start, self._stop(x, place.end), place.end
+        var i = each_from[Self.step, Self.width](
+            turn,
+            place.start,
+            y.line_from(place.start),
+            stop,
+            place.end,
         )
         comptime if Self.S.is_computed:
             _ = each[Self.step, Self.width](

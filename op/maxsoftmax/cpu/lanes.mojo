@@ -88,3 +88,16 @@ def each[
         body[SIMDLength(rest)](i, end - i)
         i += rest
     return i
+
+
+@inline(.always)
+def each_from[
+    F: def[n: SIMDLength](Int, Int) -> None, //, step: Int, rest: Int
+](body: F, start: Int, line: Int, stop: Int, end: Int) -> Int:
+    """Calls `body` as `each` does, but that where `n` is `step`, `i` is `line` or so many times `step` more.
+    """
+    var i = start
+    while i < min(line, stop):
+        body[SIMDLength(rest)](i, min(line, end) - i)
+        i += rest
+    return each[step, rest](body, min(i, max(line, start)), stop, end)

@@ -2,8 +2,8 @@
 
 from std.math import iota
 from std.memory import bitcast
-from std.sys import PrefetchOptions, prefetch, size_of
-from std.sys.intrinsics import masked_load, masked_store
+from std.sys import CompilationTarget, PrefetchOptions, prefetch, size_of
+from std.sys.intrinsics import llvm_intrinsic, masked_load, masked_store
 from std.utils.numerics import neg_inf
 
 from ..math.online import accumulator
@@ -75,6 +75,31 @@ def store[
         )
     else:
         store_plain(y, results, count)
+
+
+@inline(.always)
+def stream[
+    dtype: DType, accum: DType, width: SIMDLength, //
+](y: Target[dtype], values: SIMD[accum, width], scale: Float64 = 1):
+    """Stores `values` past the caches, as `store` rounds them, at an address that is a multiple of `LINE`: a line that is written as a
+    whole is not read before. Others may see them once the core has called `end_streams`.
+    """
+    var results = rounded[dtype](values, scale)
+    comptime if dtype == DType.bfloat16 or size_of[dtype]() == 1:
+        comptime bits = DType.uint8 if size_of[dtype]() == 1 else DType.uint16
+        y.unsafe_bitcast[Scalar[bits]]().unsafe_store[
+            alignment=LINE, non_temporal=True
+        ](bitcast[bits](results))
+    else:
+        y.unsafe_store[alignment=LINE, non_temporal=True](results)
+
+
+@inline(.always)
+def end_streams():
+    """Makes what this core has stored past the caches visible, before anything that it stores from now on.
+    """
+    comptime if CompilationTarget.is_x86():
+        llvm_intrinsic["llvm.x86.sse.sfence", NoneType]()
 
 
 @inline(.always)

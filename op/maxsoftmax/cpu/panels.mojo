@@ -5,9 +5,7 @@ from std.runtime import parallelism_level
 from std.sys import size_of
 
 from ..io.rows import Rows
-
-comptime WIDTH = 1024
-"""Most rows a panel: memory is read in pieces of this length, and as many pairs stay in the first cache."""
+from .tuning import WIDTH
 
 
 struct Panels[accum: DType](TrivialRegisterPassable):

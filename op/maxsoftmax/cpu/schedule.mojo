@@ -6,10 +6,7 @@ from ..math.online import MaxSum
 from ..queue import Queue
 from ..io.rows import Target
 from .shares import Shares, parallel, share_tasks, workers_for
-
-comptime SPAN = 4096
-"""Elements of a row that one pair is made of before pairs merge: in float32 half of a core's first cache, since they are
-read twice. Constant, so that the same input gives the same bits whatever the number of cores."""
+from .tuning import SPAN
 
 comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin

@@ -6,15 +6,8 @@ from std.runtime import parallelism_level
 
 from ..queue import Queue
 from ..io.rows import Rows
-
-comptime GRAIN = 1 << 17
-"""Fewest elements worth another thread: a core computes as many float32 in 62 us, and a thread that went to sleep, as MAX's
-do after about as long, was awake only after 210 us in a virtual machine."""
-
-comptime SHARES = 8
-"""Shares a core, at least, that work is cut into if there are as many tasks; more where they would be much larger than a
-grain. A core that is done with one takes the next, because cores are not equally fast: other threads of MAX, and who waits
-for the result, run on one of them. On two cores 8192×1024 float32 take 2.0 ms in 64 shares, in 16 2.3, in two 2.8."""
+from .memory import end_streams
+from .tuning import GRAIN, SHARES
 
 
 struct Shares(Iterable, Iterator, TrivialRegisterPassable):
@@ -100,6 +93,7 @@ def parallel[
     @inline(.never)
     def on_core(core: Int) {imm}:
         work(shares)
+        end_streams()
 
     # The caller is one of the workers: it is awake, and would only wait. On two cores 1024×1024 float32 take 140 us, with
     # two others 440.

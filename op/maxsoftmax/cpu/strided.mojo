@@ -6,10 +6,11 @@ from std.math import ceildiv
 from ..math.online import MaxSum
 from .lanes import each
 from .operations import Operation, Place
-from .panels import WIDTH, Panels
+from .panels import Panels
 from .schedule import Bundles, Pairs, Room
 from .sources import RowSource
 from .targets import RowTarget
+from .tuning import WIDTH
 
 
 @fieldwise_init
@@ -163,7 +164,10 @@ struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                             i + j, column, count - column
                         )
                         var results = self.operation.result(state, x, other)
-                        to.store(i + j, column, count - column, results)
+                        comptime if Self.T.streams:
+                            to.stream(i + j, column, results)
+                        else:
+                            to.store(i + j, column, count - column, results)
 
             _ = each[Self.unroll, 1](turn, start, end, end)
             for vector in range(vectors):

@@ -1,11 +1,14 @@
 """Where results go: memory, or what MAX fused into the output of an op."""
 
 from extensibility.managed_tensor_slice import OutputFusion
+from std.sys import size_of
 
+from ..math.online import accumulator
 from ..io.results import ResultRow, Results
 from ..io.rows import Rows, Target
-from .memory import fetch_to_write, store
+from .memory import fetch_to_write, LINE, store, stream
 from .sources import place_of
+from .tuning import NEVER, STREAMED
 
 
 trait RowTarget(TrivialRegisterPassable):
@@ -14,6 +17,10 @@ trait RowTarget(TrivialRegisterPassable):
 
     comptime holds: DType
     """Dtype of what may wait for results where these go; uint8 if nothing may."""
+    comptime streams: Bool = False
+    """Whether results are written past the caches."""
+    comptime Streaming: RowTarget
+    """The same, written past the caches."""
 
     def row(self, outer: Int, inner: Int) -> Self:
         """Returns the target at the row with these places before and after the axis, given the target at no row.
@@ -32,20 +39,43 @@ trait RowTarget(TrivialRegisterPassable):
         """
         pass
 
+    def streaming(self) -> Optional[Self.Streaming]:
+        """Returns the target that is written past the caches, if that is best: no cache would hold the results until they are read.
+        """
+        return None
+
+    def line_from(self, i: Int) -> Int:
+        """Returns the first element from `i` on, along the last axis, from which on `stream` may write.
+        """
+        return i
+
+    def stream[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, values: SIMD[accum, width]):
+        """Writes `values`, rounded, past the caches, from such an element on along the last axis; of rows side by side a
+        line of them.
+        """
+        pass
+
     def memory[accum: DType](self) -> Optional[Target[accum]]:
         """Returns where accumulators may wait for the results of the row."""
         return None
 
 
-struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
+struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
+    RowTarget
+):
     """A tensor in memory.
 
     Parameters:
         dtype: Dtype of the tensor.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
+        streamed: Whether it is written past the caches.
     """
 
     comptime holds = Self.dtype
+    comptime streams = Self.streamed
+    comptime Streaming = ToMemory[Self.dtype, Self.contiguous, True]
 
     var y: Target[Self.dtype]
     var rows: Rows
@@ -74,8 +104,40 @@ struct ToMemory[dtype: DType, contiguous: Bool](RowTarget):
 
     @inline(.always)
     def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
+        comptime if Self.streams:
+            return
         var place = place_of[Self.contiguous](i, column, self.rows)
         fetch_to_write[count, ahead](self.y.unsafe_offset(place))
+
+    @inline(.always)
+    def streaming(self) -> Optional[Self.Streaming]:
+        comptime size = size_of[Self.dtype]()
+        # Of narrower results, those of rows side by side are less than a line.
+        comptime fills = size == size_of[accumulator[Self.dtype]()]()
+        comptime if STREAMED == NEVER or not (Self.contiguous or fills):
+            return None
+        comptime unit = size if Self.contiguous else LINE
+        var apart = 0 if Self.contiguous else self.rows.inner * size
+        if (
+            self.rows.count() * self.rows.n * size < STREAMED
+            or (Int(self.y) | apart) % unit != 0
+        ):
+            return None
+        return Self.Streaming(self.y, self.rows, self.scale)
+
+    @inline(.always)
+    def line_from(self, i: Int) -> Int:
+        comptime if not Self.streams:
+            return i
+        var before = Int(self.y.unsafe_offset(i)) % LINE
+        return i + (LINE - before) % LINE // size_of[Self.dtype]()
+
+    @inline(.always)
+    def stream[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, values: SIMD[accum, width]):
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        stream(self.y.unsafe_offset(place), values, self.scale)
 
     @inline(.always)
     def memory[accum: DType](self) -> Optional[Target[accum]]:
@@ -96,6 +158,7 @@ struct HandedOn[Out: OutputFusion, dtype: DType, rank: Int, axis: Int](
     """
 
     comptime holds = DType.uint8
+    comptime Streaming = Self
 
     var y: Results[Self.Out, Self.dtype, Self.rank, Self.axis, True]
     var at: ResultRow[Self.Out, Self.dtype, Self.rank, Self.axis, True]

@@ -44,6 +44,14 @@ def walk[
         queue: The CPU to run on.
         line: How many rows are neighbours in every tensor, if not all that have the same place before the axis.
     """
+    comptime if not (T.streams or O.by_row):
+        var streaming = target.streaming()
+        # Of a panel that is narrower than a line, a line has others' columns.
+        if streaming and (contiguous or line % Int(O.lanes) == 0):
+            walk[contiguous](
+                source, operation, streaming.value(), rows, queue, line
+            )
+            return
     comptime if contiguous:
         run(ContiguousRows(source, operation, target, rows), queue)
     else:

@@ -4,11 +4,11 @@
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 
-from ...cpu.contiguous import VECTORS
 from ...cpu.lanes import each, larger
 from ...cpu.memory import fetch, fetch_to_write, load, store
 from ...cpu.panels import Panels
 from ...cpu.shares import Shares, parallel, share_tasks
+from ...cpu.tuning import VECTORS
 from ...math.online import Sum, accumulator
 from ...queue import Queue
 from ...io.rows import Rows, Source, Target

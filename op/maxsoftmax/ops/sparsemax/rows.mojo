@@ -5,11 +5,11 @@ span.
 from std.sys import simd_width_of
 from std.utils.numerics import neg_inf
 
-from ...cpu.contiguous import READ_AHEAD, VECTORS, WRITE_AHEAD
 from ...cpu.lanes import each, fold_max, fold_sum, larger
 from ...cpu.memory import fetch, fetch_to_write, load, store
-from ...cpu.schedule import SPAN, spans_of
+from ...cpu.schedule import spans_of
 from ...cpu.shares import share_rows, share_tasks, workers_for
+from ...cpu.tuning import READ_AHEAD, SPAN, VECTORS, WRITE_AHEAD
 from ...math.online import Sum, accumulator
 from ...queue import Queue
 from ...io.rows import Rows, Source, Target
