@@ -159,7 +159,8 @@ struct FormedSoftmax:
         """
         comptime factor = _float(scale) / _float(temperature)
         comptime of_numbers = not (has_scale or has_mask or has_temperature)
-        comptime known = Class.SCALED if of_numbers and factor > 0 and factor < 1e38 else Class.MASKED
+        comptime scaled = Class.CUT if causal or has_sink else Class.SCALED
+        comptime known = scaled if of_numbers and factor > 0 and factor < 1e38 else Class.MASKED
         var scale_of = Operand[x.dtype].of(_float(scale))
         comptime if has_scale:
             scale_of = _operand[x.dtype, axis](scales)

@@ -49,16 +49,17 @@ def formed[
     else:
         var are = forms.are()
         comptime if dtype != DType.float64:
-            comptime if known != Class.MASKED:
-                if are == Class.SCALED:
-                    if resident_fits[finish](
-                        target,
-                        Formed[Class.SCALED](x, forms.scaled()),
-                        rows,
-                        queue,
-                    ):
-                        return
-            comptime if known != Class.SCALED:
+            comptime for scaled in [Class.SCALED, Class.CUT]:
+                comptime if known.may_be(scaled):
+                    if are == scaled:
+                        if resident_fits[finish](
+                            target,
+                            Formed[scaled](x, forms.scaled()),
+                            rows,
+                            queue,
+                        ):
+                            return
+            comptime if known.may_be(Class.MASKED):
                 if are == Class.MASKED:
                     var source = Formed[Class.MASKED](x, forms)
                     comptime if dtype == DType.float32:

@@ -31,8 +31,8 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     comptime device_type: AnyType = Self
     comptime Line = FormedLine[Self.dtype, Self.forms_are]
     comptime elements = Self.Line.kept if Self.contiguous else Self.accum
-    comptime is_causal = True
-    comptime has_sink = True
+    comptime is_causal = Self.forms_are != Class.SCALED
+    comptime has_sink = Self.forms_are != Class.SCALED
     comptime Column = FormedColumn[Self.dtype]
 
     var x: Source[Self.dtype]
@@ -51,7 +51,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     @inline(.always)
     def line(self, row: Int, n: Int) -> Self.Line:
         """Returns a row along the last axis."""
-        comptime if Self.forms_are == Class.SCALED:
+        comptime if Self.forms_are.is_scaled():
             var end = n
             if self.forms.causal:
                 # Queries are counted fastest.
@@ -233,7 +233,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
 
     comptime accum = accumulator[Self.dtype]()
     comptime in_memory = True
-    comptime scaled = Self.forms_are == Class.SCALED
+    comptime scaled = Self.forms_are.is_scaled()
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum
     comptime kept = Self.dtype if Self.scaled else Self.accum

@@ -193,7 +193,9 @@ struct Class(Equatable, TrivialRegisterPassable):
     var value: Int
 
     comptime SCALED = Self(0)
-    """Numbers as scale and temperature, whose quotient is positive and finite, and no mask; causal or not, with a sink or not."""
+    """Numbers as scale and temperature, whose quotient is positive and finite, and nothing else."""
+    comptime CUT = Self(3)
+    """The same, but causal, or with a sink."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -203,6 +205,16 @@ struct Class(Equatable, TrivialRegisterPassable):
     @inline(.always)
     def __eq__(self, other: Self) -> Bool:
         return self.value == other.value
+
+    def is_scaled(self) -> Bool:
+        """Returns whether a number that elements are multiplied by is all that is made of those that take part.
+        """
+        return self == Self.SCALED or self == Self.CUT
+
+    def may_be(self, other: Self) -> Bool:
+        """Returns whether forms that are known to be of this class may be of `other`.
+        """
+        return self == Self.ANY or self == other
 
 
 @fieldwise_init
@@ -299,7 +311,8 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         ):
             var factor = self.factor()
             if factor > 0 and factor < inf[factor.dtype]():
-                return Class.SCALED
+                var alone = self.sink.kind == Kind.NOTHING
+                return Class.SCALED if alone and not self.causal else Class.CUT
         return Class.MASKED
 
     @inline(.always)
