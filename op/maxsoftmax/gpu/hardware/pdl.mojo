@@ -28,7 +28,9 @@ def pdl_attributes() -> List[LaunchAttribute]:
 def pdl_wait():
     """Waits until all kernels before this one have ended and what they wrote can be read, and lets the next one be launched.
 
-    Every thread of every block calls it, before anything in the GPU's memory is read or written.
+    Every thread of every block calls it, before anything in the GPU's memory is read or written. A kernel before it that is not ours may
+    let this one be launched whenever it likes: what is waited for is its end. One that is launched in this way itself has to wait
+    as well, as CUDA asks of all: else it may end before the kernel that it follows, and nobody waits for that one.
     """
     wait_on_dependent_grids()
     launch_dependent_grids()
