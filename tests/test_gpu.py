@@ -96,6 +96,30 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy"])
+@pytest.mark.parametrize("n", [40, 104, 1000, 1032, 4104, 10_008, 50_264, 128_264])
+def test_rows_on_the_chip_have_the_same_bits_at_every_multiple_of_16_bytes(n, what, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    def computed(x, dy, target):
+        if what == "cross_entropy":
+            return ours.cross_entropy(x, target, reduction="none")
+        if what == "gradient":
+            return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
+        return getattr(ours, what)(x, -1)
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x, dy = torch.randn(2, 64, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    target = torch.arange(64, device="cuda") % n
+    y = computed(x, dy, target)
+    # Alone each begins at a line of 128 bytes, in a batch at any multiple of 16.
+    for row in range(64):
+        part = slice(row, row + 1)
+        assert torch.equal(computed(x[part].clone(), dy[part].clone(), target[part]), y[part]), row
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [50, 100, 400, 3000, 5000, 11_000, 60_000])
 @pytest.mark.parametrize(("inner", "columns"), [(264, 8), (265, 17)])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient"])
