@@ -81,17 +81,18 @@ def store[
 def stream[
     dtype: DType, accum: DType, width: SIMDLength, //
 ](y: Target[dtype], values: SIMD[accum, width], scale: Float64 = 1):
-    """Stores `values` past the caches, as `store` rounds them, at an address that is a multiple of `LINE`: a line that is written as a
-    whole is not read before. Others may see them once the core has called `end_streams`.
+    """Stores `values` past the caches, as `store` rounds them, at an address that is a multiple of `LINE`, or of their size if that is less:
+    a line that is written as a whole is not read before. Others may see them once the core has called `end_streams`.
     """
+    comptime alignment = min(LINE, Int(width) * size_of[dtype]())
     var results = rounded[dtype](values, scale)
     comptime if dtype == DType.bfloat16 or size_of[dtype]() == 1:
         comptime bits = DType.uint8 if size_of[dtype]() == 1 else DType.uint16
         y.unsafe_bitcast[Scalar[bits]]().unsafe_store[
-            alignment=LINE, non_temporal=True
+            alignment=alignment, non_temporal=True
         ](bitcast[bits](results))
     else:
-        y.unsafe_store[alignment=LINE, non_temporal=True](results)
+        y.unsafe_store[alignment=alignment, non_temporal=True](results)
 
 
 @inline(.always)
