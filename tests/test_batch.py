@@ -52,6 +52,12 @@ def results(x, dy, target, threads, offset):
     return {**found, "loss": loss, "pairs": pairs, "logsumexp": logsumexp}
 
 
+def slice_of(along, array, start, end):
+    """Returns some rows of a matrix as rows along axis 1 of (outer, n, inner): one after the other, or side by side."""
+    part = array[start:end]
+    return part[:, :, None] if along == "rows" else np.ascontiguousarray(part.T)[None]
+
+
 @pytest.mark.parametrize("along", ["rows", "columns"])
 @pytest.mark.parametrize("n", LENGTHS)
 def test_bits_of_a_row_are_its_own(n, along):
@@ -60,16 +66,18 @@ def test_bits_of_a_row_are_its_own(n, along):
     x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
     target = random.integers(0, n, count)
 
-    def slice_of(array, start, end):
-        part = array[start:end]
-        return part[:, :, None] if along == "rows" else np.ascontiguousarray(part.T)[None]
-
-    whole = results(slice_of(x, 0, count), slice_of(dy, 0, count), target, 0, 0)
+    whole = results(slice_of(along, x, 0, count), slice_of(along, dy, 0, count), target, 0, 0)
     # One column alone is a row along the last axis.
     fewest = 1 if along == "rows" else 2
     for start, end in {(0, fewest), (1, 1 + fewest), (count - fewest, count), (1, count // 2 + 2), (0, count)}:
         for threads, offset in ((1, 4), (2, 0), (0, 20)):
-            part = results(slice_of(x, start, end), slice_of(dy, start, end), target[start:end].copy(), threads, offset)
+            part = results(
+                slice_of(along, x, start, end),
+                slice_of(along, dy, start, end),
+                target[start:end].copy(),
+                threads,
+                offset,
+            )
             for name, found in part.items():
                 expected = whole[name][start:end]
                 same = np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
@@ -85,14 +93,10 @@ def test_results_that_no_cache_holds_have_the_same_bits(n, along):
     x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
     target = random.integers(0, n, count)
 
-    def slice_of(array, start, end):
-        part = array[start:end]
-        return part[:, :, None] if along == "rows" else np.ascontiguousarray(part.T)[None]
-
     places = ((0, 5), (count // 2, count // 2 + 16), (count - 7, count))
-    parts = [results(slice_of(x, *p), slice_of(dy, *p), target[slice(*p)].copy(), 1, 0) for p in places]
+    parts = [results(slice_of(along, x, *p), slice_of(along, dy, *p), target[slice(*p)].copy(), 1, 0) for p in places]
     for threads, offset in ((0, 0), (1, 4)):
-        whole = results(slice_of(x, 0, count), slice_of(dy, 0, count), target, threads, offset)
+        whole = results(slice_of(along, x, 0, count), slice_of(along, dy, 0, count), target, threads, offset)
         for (start, end), part in zip(places, parts, strict=True):
             for name, found in part.items():
                 expected = np.ascontiguousarray(whole[name][start:end])
@@ -108,12 +112,12 @@ def test_results_may_go_where_logits_were(shape):
     options = (-100, bits(0.1), 0, 1, 0)
     loss, pairs, one = np.empty(rows, np.float32), np.empty((rows, 2), np.float32), np.ones(rows, np.float32)
     run("cross_entropy", shape, 0, options, loss, pairs, x, target)
-    for name, given in (
-        ("softmax", ()),
-        ("log_softmax", ()),
-        ("cross_entropy_backward", (pairs, target, one)),
+    for name, told, given in (
+        ("softmax", (), ()),
+        ("log_softmax", (), ()),
+        ("cross_entropy_backward", options, (pairs, target, one)),
     ):
         apart, place = np.empty_like(x), at(x, 8 if shape[2] == 1 else 0)
-        run(name, shape, 0, options if given else (), apart, x, *given)
-        run(name, shape, 0, options if given else (), place, place, *given)
+        run(name, shape, 0, told, apart, x, *given)
+        run(name, shape, 0, told, place, place, *given)
         assert np.array_equal(apart.view(np.uint32), place.view(np.uint32)), name

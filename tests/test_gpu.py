@@ -61,6 +61,18 @@ def at(rows, shift):
     return room[shift : shift + rows.numel()].view(rows.shape).copy_(rows)
 
 
+def computed(what, x, dy, target):
+    """Returns what an op makes of rows along the last axis."""
+    import maxsoftmax.torch as ours
+    import torch
+
+    if what == "cross_entropy":
+        return ours.cross_entropy(x, target, reduction="none")
+    if what == "gradient":
+        return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
+    return getattr(ours, what)(x, -1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("what", "n"),
@@ -71,7 +83,6 @@ def at(rows, shift):
 )
 def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, n, dtype):
     torch = pytest.importorskip("torch")
-    import maxsoftmax.torch as ours
 
     generator = torch.Generator("cuda").manual_seed(n)
     # So many pairs that each row has a block of its own, and none of the slices has.
@@ -79,19 +90,12 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
     x = torch.randn(count, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     target = torch.arange(count, device="cuda") % n
 
-    def computed(x, dy, target):
-        if what == "cross_entropy":
-            return ours.cross_entropy(x, target, reduction="none")
-        if what == "gradient":
-            return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
-        return getattr(ours, what)(x, -1)
-
     dy = torch.randn(n, device="cuda", generator=generator).to(x.dtype).expand(count, n).contiguous()
-    y = computed(x, dy, target)
+    y = computed(what, x, dy, target)
     for start, stop in ((0, 1), (5, 6), (3, 9), (1, 34), (7, count)):
         for shift in range(4):
             rows = at(x[start:stop], shift)
-            part = computed(rows, at(dy[start:stop], shift), target[start:stop])
+            part = computed(what, rows, at(dy[start:stop], shift), target[start:stop])
             assert torch.equal(part, y[start:stop]), (start, stop, shift)
 
 
@@ -100,23 +104,15 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 @pytest.mark.parametrize("n", [40, 104, 1000, 1032, 4104, 10_008, 50_264, 128_264])
 def test_rows_on_the_chip_have_the_same_bits_at_every_multiple_of_16_bytes(n, what, dtype):
     torch = pytest.importorskip("torch")
-    import maxsoftmax.torch as ours
-
-    def computed(x, dy, target):
-        if what == "cross_entropy":
-            return ours.cross_entropy(x, target, reduction="none")
-        if what == "gradient":
-            return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
-        return getattr(ours, what)(x, -1)
 
     generator = torch.Generator("cuda").manual_seed(n)
     x, dy = torch.randn(2, 64, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     target = torch.arange(64, device="cuda") % n
-    y = computed(x, dy, target)
+    y = computed(what, x, dy, target)
     # Alone each begins at a line of 128 bytes, in a batch at any multiple of 16.
     for row in range(64):
         part = slice(row, row + 1)
-        assert torch.equal(computed(x[part].clone(), dy[part].clone(), target[part]), y[part]), row
+        assert torch.equal(computed(what, x[part].clone(), dy[part].clone(), target[part]), y[part]), row
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,16 +123,16 @@ def test_rows_along_another_axis_have_the_same_bits_in_every_batch(what, n, inne
     torch = pytest.importorskip("torch")
     import maxsoftmax.torch as ours
 
-    def computed(y, dy):
+    def along(y, dy):
         return torch.ops.maxsoftmax.softmax_backward(y, dy, 1) if what == "gradient" else getattr(ours, what)(y, 1)
 
     generator = torch.Generator("cuda").manual_seed(n)
     y, dy = torch.randn(2, 2, n, inner, device="cuda", generator=generator).to(getattr(torch, dtype))
     # A NaN stays in its row.
     y[1, n // 2, 16] = np.nan
-    dx = computed(y, dy)
+    dx = along(y, dy)
     assert torch.isnan(dx).any(1).nonzero().tolist() == [[1, 16]]
     for start in (0, 24, 32, inner - columns):
         part = (slice(1), slice(None), slice(start, start + columns))
-        alone = computed(y[part].contiguous(), dy[part].contiguous())
+        alone = along(y[part].contiguous(), dy[part].contiguous())
         assert torch.equal(alone, dx[part]), start

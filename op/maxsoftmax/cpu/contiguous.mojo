@@ -335,10 +335,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                 comptime if n == Self.step:
                     x.prefetch[Self.step, READ_AHEAD](i, 0)
                     y.prefetch[Self.step, WRITE_AHEAD](i, 0)
-            comptime if Self.streams and n == Self.step:
-                y.stream(i, 0, portion.probability(e_x))
-            else:
-                y.store(i, 0, count, portion.probability(e_x))
+            y.put[n == Self.step](i, 0, count, portion.probability(e_x))
 
         @inline(.always)
         def divide_nothing[n: SIMDLength](i: Int, count: Int) {imm}:
@@ -380,10 +377,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                 x.prefetch[Self.step, READ_AHEAD](i, 0)
                 y.prefetch[Self.step, WRITE_AHEAD](i, 0)
             var results = self.operation.result(state, values, other)
-            comptime if Self.streams and n == Self.step:
-                y.stream(i, 0, results)
-            else:
-                y.store(i, 0, count, results)
+            y.put[n == Self.step](i, 0, count, results)
 
         @inline(.always)
         def turn_nothing[n: SIMDLength](i: Int, count: Int) {imm}:

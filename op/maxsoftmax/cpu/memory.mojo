@@ -68,13 +68,19 @@ def store[
 ):
     """Stores the first `count` of `values`, or all, as `rounded` has them."""
     var results = rounded[dtype](values, scale)
-    comptime if dtype == DType.bfloat16 or size_of[dtype]() == 1:
-        comptime bits = DType.uint8 if size_of[dtype]() == 1 else DType.uint16
-        store_plain(
-            y.unsafe_bitcast[Scalar[bits]](), bitcast[bits](results), count
-        )
-    else:
-        store_plain(y, results, count)
+    store_plain(
+        y.unsafe_bitcast[Scalar[carried[dtype]()]](),
+        bitcast[carried[dtype]()](results),
+        count,
+    )
+
+
+def carried[dtype: DType]() -> DType:
+    """Returns what results travel as: integers where LLVM would take vectors of `dtype` apart.
+    """
+    if size_of[dtype]() == 1:
+        return DType.uint8
+    return DType.uint16 if dtype == DType.bfloat16 else dtype
 
 
 @inline(.always)
@@ -86,13 +92,9 @@ def stream[
     """
     comptime alignment = min(LINE, Int(width) * size_of[dtype]())
     var results = rounded[dtype](values, scale)
-    comptime if dtype == DType.bfloat16 or size_of[dtype]() == 1:
-        comptime bits = DType.uint8 if size_of[dtype]() == 1 else DType.uint16
-        y.unsafe_bitcast[Scalar[bits]]().unsafe_store[
-            alignment=alignment, non_temporal=True
-        ](bitcast[bits](results))
-    else:
-        y.unsafe_store[alignment=alignment, non_temporal=True](results)
+    y.unsafe_bitcast[Scalar[carried[dtype]()]]().unsafe_store[
+        alignment=alignment, non_temporal=True
+    ](bitcast[carried[dtype]()](results))
 
 
 @inline(.always)

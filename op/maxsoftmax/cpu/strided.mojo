@@ -164,10 +164,7 @@ struct StridedRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                             i + j, column, count - column
                         )
                         var results = self.operation.result(state, x, other)
-                        comptime if Self.T.streams:
-                            to.stream(i + j, column, results)
-                        else:
-                            to.store(i + j, column, count - column, results)
+                        to.put[True](i + j, column, count - column, results)
 
             _ = each[Self.unroll, 1](turn, start, end, end)
             for vector in range(vectors):

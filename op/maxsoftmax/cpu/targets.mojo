@@ -57,6 +57,17 @@ trait RowTarget(TrivialRegisterPassable):
         """
         pass
 
+    @inline(.always)
+    def put[
+        accum: DType, width: SIMDLength, //, may_stream: Bool
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        """Writes the first `count` of `values`, as `stream` does where that is best and `may_stream` says that it may, else as `store`.
+        """
+        comptime if Self.streams and may_stream:
+            self.stream(i, column, values)
+        else:
+            self.store(i, column, count, values)
+
     def memory[accum: DType](self) -> Optional[Target[accum]]:
         """Returns where accumulators may wait for the results of the row."""
         return None

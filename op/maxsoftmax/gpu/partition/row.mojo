@@ -1,9 +1,7 @@
 """What one thread takes of a row that a team shares, read and written 16 bytes at a time.
 
 A row of odd length starts at an address that is no multiple of 16. It is peeled: a head, aligned vectors, and a tail of
-fewer elements than one. Where there are threads enough, the head reaches to the next line of 128 bytes, so that no
-warp's access touches a line more than it must (3 % of the time at 20001 columns). The blocks of a cluster take a share of the vectors
-each; the threads of a block take their block's in turn, so that neighbours read neighbours, and the first few of them
+fewer elements than one. The blocks of a cluster take a share of the vectors each; the threads of a block take their block's in turn, so that neighbours read neighbours, and the first few of them
 an element of the head and one of the tail.
 """
 

@@ -1,7 +1,7 @@
 """NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
 
 from .configuration import HAS_ROOM, Strip, Team
-from .tuning import Generic, Tuning, threads
+from .tuning import Generic, Tuning, most_vectors, threads
 
 
 struct Sm90(Tuning):
@@ -29,8 +29,7 @@ struct Sm90(Tuning):
         if width == 1:
             table.append(Team.cluster(256, 16, 3, 2, best))
             return table^
-        # Registers for so many logits leave room for enough threads.
-        var most = 32 // width
+        var most = most_vectors(width)
         if wide:
             # 65536 columns of float32: 295 µs (323 with slots), of bfloat16 169 (163).
             table.append(

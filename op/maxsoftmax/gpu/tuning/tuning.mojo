@@ -76,8 +76,7 @@ trait Tuning:
         """
         var table = Self.computed_in_registers(width)
         if width > 1:
-            # Registers for so many logits leave room for enough threads.
-            var most = 32 // width
+            var most = most_vectors(width)
             table.append(
                 Team.whole(
                     512 * most, 512, 512, most, threads(most, width) // 512
@@ -286,6 +285,12 @@ trait Tuning:
     """Elements of a loss's gradient that a thread has under way at a time."""
     comptime loss_rounds: Int = 8
     """How many times that it takes at most: what it has to know of the row takes as long as one of them."""
+
+
+def most_vectors(width: Int) -> Int:
+    """Returns how many vectors of `width` computed logits a thread holds at most: their registers leave room for enough threads.
+    """
+    return 32 // width
 
 
 def threads(vectors: Int, width: Int) -> Int:
