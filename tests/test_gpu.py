@@ -57,7 +57,7 @@ def at(rows, shift):
     """Returns rows that begin so many elements after an address that torch's allocator returns."""
     import torch
 
-    room = torch.empty(rows.numel() + 8, dtype=rows.dtype, device=rows.device)
+    room = torch.empty(rows.numel() + 24, dtype=rows.dtype, device=rows.device)
     return room[shift : shift + rows.numel()].view(rows.shape).copy_(rows)
 
 
@@ -101,18 +101,37 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy"])
-@pytest.mark.parametrize("n", [40, 104, 1000, 1032, 4104, 10_008, 50_264, 128_264])
-def test_rows_on_the_chip_have_the_same_bits_at_every_multiple_of_16_bytes(n, what, dtype):
+@pytest.mark.parametrize("n", [33, 64, 129, 777, 1000, 1023, 4097, 10_001, 50_257, 50_264, 128_257])
+def test_rows_on_the_chip_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
     torch = pytest.importorskip("torch")
 
     generator = torch.Generator("cuda").manual_seed(n)
     x, dy = torch.randn(2, 64, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     target = torch.arange(64, device="cuda") % n
     y = computed(what, x, dy, target)
-    # Alone each begins at a line of 128 bytes, in a batch at any multiple of 16.
+    # Of odd lengths rows of a batch begin anywhere between two multiples of 16 bytes; alone they are put elsewhere.
     for row in range(64):
         part = slice(row, row + 1)
-        assert torch.equal(computed(what, x[part].clone(), dy[part].clone(), target[part]), y[part]), row
+        alone = computed(what, at(x[part], row % 8), at(dy[part], row // 8), target[part])
+        assert torch.equal(alone, y[part]), row
+    for shift in range(1, 16 // x.element_size()):
+        assert torch.equal(computed(what, at(x, shift), at(dy, 3 * shift), target), y), shift
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [65, 1023, 1025, 50_257])
+def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(32, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    mask = torch.rand(n, device="cuda", generator=generator) < 0.7
+    for options in ({"scale": 0.3}, {"scale": 0.3, "sink": 0.7}, {"scale": 0.3, "mask": mask}):
+        y = maxsoftmax.softmax(x, axis=1, **options)
+        for row in range(32):
+            alone = maxsoftmax.softmax(at(x[row : row + 1], row % 8), axis=1, **options)
+            assert torch.equal(alone, y[row : row + 1]), (row, options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

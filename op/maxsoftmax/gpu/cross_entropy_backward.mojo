@@ -89,7 +89,7 @@ def gradients_kernel[
         Int(rows),
         Int(grid_dim.x) * teams,
     ):
-        var part = P(
+        var part = P.of_share(
             MemoryTarget(dx),
             MemorySource(x),
             row,
@@ -162,8 +162,10 @@ def gradients_kernel[
             )[0].cast[dtype]()
         var results = P.Edges(0)
         if not target.is_ignored:
-            comptime for i in range(2):
-                var is_target = place + part.edges[i] == target.index
+            comptime for i in range(P.of_edges):
+                var is_target = (
+                    place + Int64(part.edge_place(i)) == target.index
+                )
                 results[i] = gradient(
                     SIMD[DType.float32, 1](edges[i]),
                     even + aim if is_target else even,
@@ -345,7 +347,7 @@ def gradients[
                 attributes=pdl_attributes(),
             )
 
-        # A team as small as the row lets it be; an edge of an unaligned row needs a lane an element.
+        # A team as small as the row lets it be.
         if rows.n > MAX_GRID_Y * BLOCK_SIZE * ELEMENTS * ROUNDS:
             by_column()
         elif rows.n <= 8 * ELEMENTS * ROUNDS // 2:

@@ -14,7 +14,6 @@ from .ladder import online
 from .streaming_operations import Exponentials, Quotients
 from .streaming import streaming, streaming_pairs
 from .dispatch_strided import strided
-from .partition.row import whole_vectors
 from .resident import resident, resident_cluster
 from .tuning import Tuned, slots
 
@@ -89,8 +88,9 @@ def resident_fits[
     comptime table = Tuned.resident(
         size_of[S.elements]() > 2, finish == Finish.PAIR
     )
+    # By nothing but the length, as a row's bits are not to depend on its address.
     var vectors = rows.n // width
-    var aligned = whole_vectors[width](y, x, rows)
+    var whole = rows.n % width == 0
     comptime for i in range(len(table)):
         comptime t = table[i]
         comptime room = t.room(slots())
@@ -102,15 +102,19 @@ def resident_fits[
                 return True
         else:
             var length = vectors if t.in_vectors else rows.n
-            if length <= room and t.edges.are(aligned):
-                resident[
-                    finish,
-                    t.block_size,
-                    t.team,
-                    t.vectors,
-                    t.blocks,
-                    t.sharing > 0,
-                    width if t.in_vectors else 1,
-                ](y, x, rows, queue)
-                return True
+            if length <= room and t.edges.are(whole):
+                comptime for edged in [False, True]:
+                    comptime if edged or t.has_twin():
+                        if edged or (whole and x.in_vectors[width]()):
+                            resident[
+                                finish,
+                                t.block_size,
+                                t.team,
+                                t.vectors,
+                                t.blocks,
+                                t.sharing > 0,
+                                width if t.in_vectors else 1,
+                                edged,
+                            ](y, x, rows, queue)
+                            return True
     return False

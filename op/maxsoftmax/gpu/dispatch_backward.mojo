@@ -6,6 +6,7 @@ from max.gpu.host import DeviceContext
 from ..queue import Queue
 from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from .copy import copy
 from .fallback_backward import fallback_backward
 from .resident_backward import resident_backward, resident_backward_cluster
 from .resident_strided_backward import (
@@ -47,8 +48,16 @@ def backward[
     elif not contiguous:
         _strided[dtype, log](dx, y, dy, rows, queue)
     else:
+        # What is read by the vector begins alike: where it does not, what the results will take the place of is moved first.
+        var size = rows.count() * rows.n
         if (Int(y) - Int(dy)) % VECTOR_BYTES == 0:
             _contiguous[dtype, log](dx, y, dy, rows, queue)
+        elif (Int(y) - Int(dx)) % VECTOR_BYTES == 0:
+            copy(dx, dy, size, queue)
+            _contiguous[dtype, log](dx, y, dx, rows, queue)
+        elif (Int(dy) - Int(dx)) % VECTOR_BYTES == 0:
+            copy(dx, y, size, queue)
+            _contiguous[dtype, log](dx, dx, dy, rows, queue)
         else:
             fallback_backward[dtype, log](dx, y, dy, rows, queue)
 
@@ -67,13 +76,9 @@ def _contiguous[
     comptime wide = size_of[dtype]() > 2
     comptime width = VECTOR_BYTES // size_of[dtype]()
     comptime table = Tuned.backward(wide, log)
+    # By nothing but the length, as a row's bits are not to depend on its address.
     var vectors = rows.n // width
-    # An edge of an unaligned row needs a lane an element.
-    var aligned = (
-        rows.n % width == 0
-        and Int(y) % VECTOR_BYTES == 0
-        and Int(dx) % VECTOR_BYTES == 0
-    )
+    var whole = rows.n % width == 0
     comptime for i in range(len(table)):
         comptime t = table[i]
         comptime room = t.room(slots() // 2)
@@ -85,17 +90,21 @@ def _contiguous[
                 return
         else:
             var length = vectors if t.in_vectors else rows.n
-            if length <= room and t.edges.are(aligned):
-                resident_backward[
-                    dtype,
-                    log,
-                    t.block_size,
-                    t.team,
-                    t.vectors,
-                    t.blocks,
-                    width if t.in_vectors else 1,
-                ](dx, y, dy, rows, queue)
-                return
+            if length <= room and t.edges.are(whole):
+                comptime for edged in [False, True]:
+                    comptime if edged or t.has_twin():
+                        if edged or (whole and Int(y) % VECTOR_BYTES == 0):
+                            resident_backward[
+                                dtype,
+                                log,
+                                t.block_size,
+                                t.team,
+                                t.vectors,
+                                t.blocks,
+                                width if t.in_vectors else 1,
+                                edged,
+                            ](dx, y, dy, rows, queue)
+                            return
     streaming[Products[dtype, log], Gradients[log, wide]](
         dx, y, dy, rows, queue
     )

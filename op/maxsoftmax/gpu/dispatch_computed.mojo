@@ -98,10 +98,11 @@ def computed[
         queue: Where kernels are launched.
     """
     comptime width = vector_width[S, T]()
-    # Edges need a lane an element.
-    if whole_vectors[width](y, x, rows) or (
-        S.Line.in_memory and rows.n >= 32 * width
-    ):
+    # Rows in memory by nothing but the length, as a row's bits are not to depend on its address.
+    var by_vector = rows.n % width == 0 or rows.n >= 32 * width
+    comptime if not S.Line.in_memory:
+        by_vector = whole_vectors[width](y, x, rows)
+    if by_vector:
         _by[finish, width](y, x, rows, queue)
     else:
         _by[finish, 1](y, x, rows, queue)

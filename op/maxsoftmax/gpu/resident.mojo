@@ -18,6 +18,7 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import Dim
+from max.gpu.sync import syncwarp
 
 from ..math.exponential import Scale, logarithm, quick_exp
 from ..ops.finish import Finish
@@ -28,13 +29,10 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import Cluster, Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
+from .partition.handover import Handover
 from .partition.row import LINE_BYTES, Part, again
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
-
-
-comptime GROUP = 4
-"""Vectors in registers whose exponentials are summed before they are added to the others."""
 
 
 def kept_dtype[elements: DType]() -> DType:
@@ -58,6 +56,7 @@ def resident_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
+    edged: Bool,
 ](y: T, x: S, rows: Int64, n: Int64, share: Int64):
     """Writes the softmax of `rows` rows of `n` elements along the last axis, or what else `finish` says.
 
@@ -72,6 +71,7 @@ def resident_kernel[
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share a row.
         width: Elements a vector; of computed logits `n` is a multiple of it.
+        edged: Whether rows in memory may begin or end between two vectors.
 
     Args:
         y: Probabilities, or what else is written; may be the same memory as that of `x`.
@@ -81,7 +81,7 @@ def resident_kernel[
         share: Vectors of a row that a block takes.
     """
     comptime F = DType.float32
-    comptime P = Part[S, T, team, width]
+    comptime P = Part[S, T, team, width, edged]
     comptime Vector = SIMD[F, width]
     comptime stored = T.Line.stored
     comptime in_memory = S.Line.in_memory and (S.Line.elements == S.Line.held)
@@ -114,12 +114,16 @@ def resident_kernel[
     var sums = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
+    var handover = Handover[S, T, team, width, edged, block_size]()
+    var uneven = P.uneven(x, Int(n))
     var slots = Kept()
     var thread = Int(thread_idx.x)
     var lane = thread % team
     var cluster = Cluster[clustered]()
     var row = cluster.index * teams + thread // team
-    var part = P(y, x, row, Int(n), lane, cluster.rank, Int(share))
+    var part = P.of_share(
+        y, x, row, Int(n), lane, cluster.rank, Int(share)
+    ) if clustered else P(y, x, row, Int(n), lane, 0, Int(n))
     comptime if teams > 1:
         if row >= Int(rows):
             # Its threads only keep the others company at the barriers.
@@ -147,7 +151,10 @@ def resident_kernel[
         var i = j if j < vectors else last
         if part.reads(i):
             raw[j] = part.load(i)
-    var edges = part.load_edges()
+    var edges = P.Edges(nothing)
+    comptime if P.peeled:
+        if P.branchless or uneven:
+            edges = part.load_edges()
 
     comptime if scaled:
         if not part.whole:
@@ -219,33 +226,36 @@ def resident_kernel[
         else:
             return scale.exp(z)
 
-    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
+    # In the order of the elements, whatever lane has them.
     var sum = Sum[F, width]()
-    comptime for i in range(0, held, GROUP):
-        var terms = Vector(0)
-        comptime for j in range(i, min(i + GROUP, held)):
-            var at = j if j < vectors else last
-            # The same way for all of a team: rows may be much shorter than what it has room for.
-            if not skips or Int32(at * team) < part.read:
-                comptime if S.Line.held != F:
-                    raw[j] = again(raw[j])
-                var e = exponential(logits(raw[j]))
-                comptime if keeps:
-                    raw[j] = rebind[P.Raw](e)
-                terms += e
-            elif keeps:
-                comptime if keeps:
-                    raw[j] = rebind[P.Raw](Vector(0))
-        add[exact](sum, terms)
-    comptime if slotted:
-        for i in range(vectors, stop):
-            var e = exponential(logits(slots.take(i - vectors)))
-            comptime if keeps_slots:
-                slots.keep(i - vectors, e.cast[Kept.dtype]())
-            add[exact](sum, e)
-    var d = sum.collapse().value
     comptime if P.peeled:
-        d += exponential(logits(edges)).reduce_add()
+        if uneven:
+            handover.give(part, thread, exponential(logits(edges)))
+            syncwarp()
+            add[exact](sum, handover.head(part, thread))
+    comptime for j in range(held):
+        comptime if j == vectors:
+            for i in range(vectors, stop):
+                var e = exponential(logits(slots.take(i - vectors)))
+                comptime if keeps_slots:
+                    slots.keep(i - vectors, e.cast[Kept.dtype]())
+                add[exact](sum, e)
+        var at = j if j < vectors else last
+        # The same way for all of a team: rows may be much shorter than what it has room for.
+        if not skips or Int32(at * team) < part.read:
+            comptime if S.Line.held != F:
+                raw[j] = again(raw[j])
+            var e = exponential(logits(raw[j]))
+            comptime if keeps:
+                raw[j] = rebind[P.Raw](e)
+            add[exact](sum, e)
+        elif keeps:
+            comptime if keeps:
+                raw[j] = rebind[P.Raw](Vector(0))
+    comptime if P.peeled:
+        if uneven:
+            add[exact](sum, handover.tail(part, thread))
+    var d = handover.total(part, thread, uneven, sum.value - sum.excess)
     comptime if in_scale:
         d = in_unit[quick](d, scale)
     var pair = Pair(m, team_reduce[team, total](sums, thread, d))
@@ -329,7 +339,8 @@ def resident_kernel[
                         i, Vector(0 if exponentials else nothing)
                     )
     comptime if P.peeled:
-        part.store_edges(finished[False](edges))
+        if P.branchless or uneven:
+            part.store_edges(finished[False](edges))
 
 
 @inline(.always)
@@ -385,6 +396,7 @@ def resident[
     min_blocks_per_sm: Int,
     slotted: Bool = False,
     width: Int = VECTOR_BYTES // size_of[S.elements](),
+    edged: Bool = True,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches `resident_kernel` with a team for each row, within a block.
 
@@ -398,6 +410,7 @@ def resident[
         min_blocks_per_sm: Blocks a multiprocessor is to hold.
         slotted: Whether a row may be longer than `team * vectors` vectors.
         width: Elements a vector: as many as have 16 bytes, or 1.
+        edged: Whether rows may begin or end between two vectors: with or without it results are the same.
 
     Args:
         y: Results.
@@ -417,6 +430,7 @@ def resident[
             slotted,
             False,
             width,
+            edged,
         ]
     ](
         y,
@@ -478,6 +492,7 @@ def resident_cluster[
             slotted,
             True,
             width,
+            True,
         ]
     ](
         y,
@@ -513,6 +528,6 @@ def add[
     """Adds to a sum, with its compensation only where results are of more than 16 bits.
     """
     comptime if exact:
-        sum.add(terms)
+        sum.add_of_few(terms)
     else:
         sum.value += terms

@@ -14,6 +14,7 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import Dim
+from max.gpu.sync import syncwarp
 
 from ..math.gradient import Gradient
 from ..math.online import Sum
@@ -22,10 +23,11 @@ from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from .hardware.cluster import Cluster
 from .hardware.pdl import pdl_wait, pdl_attributes
-from .partition.row import LINE_BYTES, MemoryPart, anew
+from .partition.handover import Handover
+from .partition.row import LINE_BYTES, MemoryPart, anew, product
 from .hardware.slots import Slots, wait_after
 from .hardware.team import largest_lane, maximum, team_reduce, total
-from .resident import GROUP, add
+from .resident import add
 
 
 @__llvm_metadata(
@@ -42,6 +44,7 @@ def resident_backward_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
+    edged: Bool,
 ](
     dx: Target[dtype],
     y: Source[dtype],
@@ -63,6 +66,7 @@ def resident_backward_kernel[
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share a row.
         width: Elements a vector: as many as have 16 bytes, or 1.
+        edged: Whether rows may begin or end between two vectors.
 
     Args:
         dx: Gradient of the logits; may be the same memory as `y` or `dy`.
@@ -73,7 +77,7 @@ def resident_backward_kernel[
         share: Vectors of a row that a block takes.
         zero: As for `anew`.
     """
-    comptime P = MemoryPart[dtype, team, width]
+    comptime P = MemoryPart[dtype, team, width, edged]
     comptime G = Gradient[log, size_of[dtype]() > 2]
     comptime Vector = SIMD[DType.float32, P.width]
     comptime teams = block_size // team
@@ -83,20 +87,26 @@ def resident_backward_kernel[
     var sums = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
+    var handover = Handover[
+        MemorySource[dtype],
+        MemoryTarget[dtype],
+        team,
+        width,
+        edged,
+        block_size,
+    ]()
+    var source = MemorySource(y)
+    var uneven = P.uneven(source, Int(n))
     # Results in the even ones, gradients in the odd ones.
     var slots = Slots[dtype, team, P.width]()
     var thread = Int(thread_idx.x)
     var lane = thread % team
     var cluster = Cluster[clustered]()
     var row = cluster.index * teams + thread // team
-    var part = P(
-        MemoryTarget(dx),
-        MemorySource(y),
-        row,
-        Int(n),
-        lane,
-        cluster.rank,
-        Int(share),
+    var part = P.of_share(
+        MemoryTarget(dx), source, row, Int(n), lane, cluster.rank, Int(share)
+    ) if clustered else P(
+        MemoryTarget(dx), source, row, Int(n), lane, 0, Int(n)
     )
     comptime if teams > 1:
         if row >= Int(rows):
@@ -109,6 +119,13 @@ def resident_backward_kernel[
     )
 
     pdl_wait()
+    # First of all, as heads are added first.
+    var result_edges = P.Edges(0)
+    var gradient_edges = P.Edges(0)
+    comptime if P.peeled:
+        if P.branchless or uneven:
+            result_edges = part.load_edges(0)
+            gradient_edges = upstream.load_edges(0)
     comptime if slotted:
         for i in range(vectors, last):
             var slot = 2 * (i - vectors)
@@ -121,39 +138,47 @@ def resident_backward_kernel[
         if part.has(i):
             results[j] = part.load(i)
             gradients[j] = upstream.load(i)
-    var result_edges = part.load_edges(0)
-    var gradient_edges = upstream.load_edges(0)
 
-    # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
-    var sum = Sum[DType.float32, P.width]()
-    comptime for i in range(0, held, GROUP):
-        var terms = Vector(0)
-        comptime for j in range(i, min(i + GROUP, held)):
-            terms += G.term(
-                results[j].cast[DType.float32](),
-                gradients[j].cast[DType.float32](),
-            )
-        add[size_of[dtype]() > 2](sum, terms)
-    comptime if slotted:
-        var seen = sum.value
+    @inline(.always)
+    def term[
+        lanes: SIMDLength, of: DType
+    ](result: SIMD[of, lanes], gradient: SIMD[of, lanes]) {imm} -> SIMD[
+        DType.float32, lanes
+    ]:
         comptime if log:
-            # The sum knows nothing of the results.
-            comptime for j in range(held):
-                seen = maximum(seen, results[j].cast[DType.float32]())
-        wait_after(largest_lane(seen))
-        for i in range(vectors, last):
-            add[size_of[dtype]() > 2](
-                sum,
-                G.term(
-                    slots.take(2 * (i - vectors)).cast[DType.float32](),
-                    slots.take(2 * (i - vectors) + 1).cast[DType.float32](),
-                ),
+            return gradient.cast[DType.float32]()
+        else:
+            return product(
+                result.cast[DType.float32](), gradient.cast[DType.float32]()
             )
-    var edges = G.term(
-        result_edges, gradient_edges
-    ).reduce_add() if width > 1 else Float32(0)
+
+    # In the order of the elements, whatever lane has them.
+    comptime exact = size_of[dtype]() > 2
+    var sum = Sum[DType.float32, width]()
+    comptime if P.peeled:
+        if uneven:
+            handover.give(part, thread, term(result_edges, gradient_edges))
+            syncwarp()
+            add[exact](sum, handover.head(part, thread))
+    comptime for j in range(held):
+        comptime if j == vectors:
+            var seen = sum.value
+            comptime if log:
+                # The sum knows nothing of the results.
+                comptime for k in range(held):
+                    seen = maximum(seen, results[k].cast[DType.float32]())
+            wait_after(largest_lane(seen))
+            for i in range(vectors, last):
+                var slot = 2 * (i - vectors)
+                add[exact](sum, term(slots.take(slot), slots.take(slot + 1)))
+        add[exact](sum, term(results[j], gradients[j]))
+    comptime if P.peeled:
+        if uneven:
+            add[exact](sum, handover.tail(part, thread))
     var dot = team_reduce[team, total](
-        sums, thread, sum.collapse().value + edges
+        sums,
+        thread,
+        handover.total(part, thread, uneven, sum.value - sum.excess),
     )
     comptime if clustered:
         dot = cluster.sum(dot)
@@ -186,8 +211,9 @@ def resident_backward_kernel[
                             ](),
                         ),
                     )
-    comptime if width > 1:
-        part.store_edges(gradient.of(result_edges, gradient_edges))
+    comptime if P.peeled:
+        if P.branchless or uneven:
+            part.store_edges(gradient.of(result_edges, gradient_edges))
 
 
 def resident_backward[
@@ -198,6 +224,7 @@ def resident_backward[
     vectors: Int,
     min_blocks_per_sm: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
+    edged: Bool = True,
 ](
     dx: Target[dtype],
     y: Source[dtype],
@@ -215,6 +242,7 @@ def resident_backward[
         vectors: Vectors of each input that a thread holds in registers.
         min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Elements a vector: as many as have 16 bytes, or 1.
+        edged: Whether rows may begin or end between two vectors: with or without it results are the same.
 
     Args:
         dx: Gradient of the logits.
@@ -234,6 +262,7 @@ def resident_backward[
             False,
             False,
             width,
+            edged,
         ]
     ](
         dx,
@@ -290,6 +319,7 @@ def resident_backward_cluster[
         True,
         True,
         VECTOR_BYTES // size_of[dtype](),
+        True,
     ]
     comptime line = LINE_BYTES // size_of[dtype]()
     comptime in_line = LINE_BYTES // VECTOR_BYTES

@@ -34,8 +34,11 @@ from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import GROUP, add, kept_dtype, write_pair
+from .resident import add, kept_dtype, write_pair
 from .hardware.warp_reduction import lanes_reduce
+
+comptime GROUP = 4
+"""Vectors in registers whose exponentials are summed before they are added to the others."""
 
 
 @__llvm_metadata(

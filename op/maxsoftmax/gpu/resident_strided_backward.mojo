@@ -27,7 +27,8 @@ from .partition.strided import (
     StridedPart,
     scratch_bytes,
 )
-from .resident import GROUP, add
+from .resident import add
+from .resident_strided import GROUP
 
 
 @__llvm_metadata(

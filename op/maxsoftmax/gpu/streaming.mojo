@@ -355,7 +355,7 @@ def write_kernel[
     var written = W(
         _merged[S](pairs.unsafe_offset(row * Int(units)), Int(units), thread)
     )
-    var part = P(
+    var part = P.of_share(
         MemoryTarget(y),
         MemorySource(x),
         row,

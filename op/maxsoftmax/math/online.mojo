@@ -47,6 +47,15 @@ struct Sum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
         self.value = total
 
     @inline(.always)
+    def add_of_few(mut self, x: SIMD[Self.dtype, Self.width]):
+        """Adds one of at most some thousand terms. To add 0 changes nothing, not even what is carried, so that terms that are not there
+        may be added or left out.
+        """
+        var total = self.value + x
+        self.excess += (total - self.value) - x
+        self.value = total
+
+    @inline(.always)
     def add(mut self, other: Self):
         """Adds another sum."""
         self.add(other.value)

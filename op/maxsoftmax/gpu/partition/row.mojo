@@ -1,14 +1,20 @@
 """What one thread takes of a row that a team shares, read and written 16 bytes at a time.
 
-A row of odd length starts at an address that is no multiple of 16. It is peeled: a head, aligned vectors, and a tail of
-fewer elements than one. The blocks of a cluster take a share of the vectors each; the threads of a block take their block's in turn, so that neighbours read neighbours, and the first few of them
-an element of the head and one of the tail.
+The blocks of a cluster take the elements from multiples of some number of vectors on, counted from the row's start. The threads of a block take
+the vectors of their block's elements in turn, so that neighbours read neighbours.
+
+Vectors begin at multiples of 16 bytes, elements may begin between two of them. What is before the first vector, the head, belongs
+into the last lanes of the vector that the last thread would take a round before the first, and what is after the last one, the tail, into the first
+lanes of the vector that follows: so each lane of each thread has one chain, as elements are called whose indices, counted from the block's first,
+differ by multiples of a round's. Where the first vector begins some elements further on, other lanes have the same chains, and `Handover.total` finds them.
+Head and tail are read and written by one lane an element, of the warp that they belong to.
 """
 
 from std.math import ceildiv
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from std.utils.numerics import neg_inf
+from max.gpu import WARP_SIZE
 
 from ...io.rows import Rows, VECTOR_BYTES
 from ...io.memory import MemorySource, MemoryTarget
@@ -19,22 +25,31 @@ comptime LINE_BYTES = 128
 """What the GPU's caches move at most at a time."""
 
 
-struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
-    TrivialRegisterPassable
-):
-    """The vectors and the two edges of a row that are this thread's.
+struct Part[
+    S: RowSource, T: RowTarget, team: Int, width: Int, edged: Bool = True
+](TrivialRegisterPassable):
+    """The vectors and the elements of both edges of a row that are this thread's.
 
     Parameters:
         S: Where elements come from; where they are computed there are no edges: rows are whole vectors.
         T: Where results go.
-        team: Threads of a block that share a row, at least `width` of them unless rows are known to be aligned.
+        team: Threads of a block that share a row.
         width: Elements a vector; where it is 1 there are no edges.
+        edged: Whether rows may begin or end between two vectors.
     """
 
     comptime bytes = Self.width * size_of[Self.S.Line.elements]()
-    comptime peeled = Self.S.Line.in_memory and Self.width > 1
+    comptime peeled = Self.edged and Self.S.Line.in_memory and Self.width > 1
     comptime Raw = SIMD[Self.S.Line.held, Self.width]
-    comptime Edges = SIMD[DType.float32, 2]
+    comptime lanes = min(Self.team, WARP_SIZE)
+    """Lanes of a warp that share a row."""
+    comptime of_edges = ceildiv(2 * Self.width, Self.lanes)
+    """Elements of edges that one of them takes at most."""
+    comptime Edges = SIMD[DType.float32, Self.of_edges]
+    """As many."""
+    comptime branchless = Self.of_edges <= 2
+    """Whether edges are best read and written without a branch around it: it would keep large blocks waiting. What tiny teams do for their many
+    elements of edges is better left out."""
 
     var source: Self.S.Line
     """The row from this thread's first vector on."""
@@ -50,10 +65,8 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
     """How many vectors of the block have anything that takes part: fewer, where a row ends before the tensor does."""
     var reach: Int32
     """How many of them are not before this thread's first."""
-    var edge: SIMD[DType.bool, 2]
-    """Whether this thread has an element of the head, and one of the tail."""
-    var edges: SIMD[DType.int64, 2]
-    """Where they are, counted from its first vector."""
+    var edges: UInt32
+    """How far the block's first vector is from its first element, and the lengths of head and tail, 8 bits each."""
     var aligned: Bool
     """Whether the vectors of y are aligned, as those of x are."""
 
@@ -65,8 +78,8 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
         row: Int,
         n: Int,
         lane: Int,
-        rank: Int,
-        share: Int,
+        begin: Int,
+        length: Int,
     ):
         """A thread's part of row `row`.
 
@@ -76,59 +89,74 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
             row: Which row.
             n: Length of a row.
             lane: This thread's index in its team.
-            rank: The block's, among those that share the row.
-            share: Vectors that each of them takes, as long as there are any.
+            begin: The block's first element of the row, a multiple of `width`.
+            length: How many it has.
         """
         comptime size = size_of[Self.S.Line.elements]()
+        comptime lanes = UInt64(Self.width)
         var source = x.line(row, n)
         var target = y.line(row, n)
-        var head = 0
-        comptime if Self.S.Line.in_memory:
-            # Unsigned, so that a division is a shift: the first load waits for all of this. Vectors that begin at a line of 128 bytes would be
-            # up to 1.7 % faster, but a row's bits would depend on which multiple of 16 bytes it begins at.
-            var address = UInt64(Int(source.address(0)))
-            var before = (0 - address) % UInt64(Self.bytes) // UInt64(size)
-            head = Int(min(before, UInt64(n)))
-        var body = UInt64(n - head)
-        var all = Int(body // UInt64(Self.width))
-        var tail = Int(body % UInt64(Self.width))
-        var first = rank * share
-        self.count = Int32(max(0, min(share, all - first)))
+        var before = 0
+        comptime if Self.peeled:
+            # Unsigned, so that a division is a shift: the first load waits for all of this.
+            var address = UInt64(Int(source.address(0))) // UInt64(size)
+            before = Int((0 - address) % lanes)
+        var head = min(before, length)
+        var body = UInt64(length - head)
+        var count = Int(body // lanes)
+        var tail = Int(body % lanes)
+        var first = begin + before
+        var start = first + lane * Self.width
+        self.count = Int32(count)
         self.ahead = self.count - Int32(lane)
-        var start = head + (first + lane) * Self.width
         self.read = self.count
         self.whole = True
         comptime if Self.S.is_causal:
-            var body_length = source.length(n) - head
-            self.whole = body_length >= n - head
+            var taking = source.length(n)
+            self.whole = taking >= n
             self.read = Int32(
-                max(
-                    0,
-                    min(
-                        Int(self.count),
-                        ceildiv(body_length, Self.width) - first,
-                    ),
-                )
+                max(0, min(count, ceildiv(taking - first, Self.width)))
             )
         self.reach = self.read - Int32(lane)
         self.source = source.onwards(start)
         self.target = target.onwards(start)
         self.aligned = self.target.is_aligned[Self.width]()
-        self.edge = SIMD[DType.bool, 2](
-            rank == 0 and lane < head, rank == 0 and lane < tail
-        )
-        self.edges = SIMD[DType.int64, 2](
-            Int64(lane - start), Int64(n - tail + lane - start)
-        )
+        self.edges = UInt32(before) | UInt32(head) << 8 | UInt32(tail) << 16
+
+    @staticmethod
+    @inline(.always)
+    def of_share(
+        y: Self.T,
+        x: Self.S,
+        row: Int,
+        n: Int,
+        lane: Int,
+        rank: Int,
+        share: Int,
+    ) -> Self:
+        """Returns a thread's part of row `row`, which several blocks share.
+
+        Args:
+            y: Results.
+            x: Logits.
+            row: Which row.
+            n: Length of a row.
+            lane: This thread's index in its team.
+            rank: The block's, among those that share the row.
+            share: As many vectors' elements each of them takes, as long as there are any.
+        """
+        var begin = rank * share * Self.width
+        var length = max(0, min(n - begin, share * Self.width))
+        return Self(y, x, row, n, lane, begin, length)
 
     @inline(.always)
     def clear(mut self):
         """Makes it a part of nothing."""
+        self.ahead -= self.count
         self.count = 0
-        self.ahead = 0
         self.read = 0
-        self.reach = 0
-        self.edge = SIMD[DType.bool, 2](fill=False)
+        self.reach = self.ahead
+        self.edges = 0
 
     @inline(.always)
     def rounds(self) -> Int:
@@ -182,6 +210,63 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
         """
         self.target.store[aligned](self.place(i), values)
 
+    @staticmethod
+    @inline(.always)
+    def uneven(x: Self.S, n: Int) -> Bool:
+        """Returns whether any row may have edges: the same for all threads."""
+        comptime if not Self.peeled:
+            return False
+        comptime size = size_of[Self.S.Line.elements]()
+        var first_row = UInt64(Int(x.line(0, n).address(0)))
+        return (first_row | UInt64(n * size)) % UInt64(Self.width * size) != 0
+
+    @inline(.always)
+    def before(self) -> Int32:
+        """Returns how far the block's first vector is from its first element.
+        """
+        return Int32(self.edges & 255)
+
+    @inline(.always)
+    def next(self) -> Int:
+        """Returns which thread would have the vector after the last one."""
+        return Int(UInt32(self.count) % UInt32(Self.team))
+
+    @inline(.always)
+    def edge(self, i: Int) -> Int:
+        """Returns which of the 2 · `width` lanes of the vectors of head and tail this thread's `i`-th is.
+        """
+        return Int(self.count - self.ahead) % Self.lanes + i * Self.lanes
+
+    @inline(.always)
+    def may_have(self, edge: Int) -> Bool:
+        """Returns whether an edge is of this thread's warp."""
+        var lane = Int(self.count - self.ahead)
+        var of_warp = lane // Self.lanes
+        return edge < 2 * Self.width and of_warp == (
+            Self.team // Self.lanes - 1 if edge
+            < Self.width else self.next() // Self.lanes
+        )
+
+    @inline(.always)
+    def has_edge(self, i: Int) -> Bool:
+        """Returns whether there is an element in that lane."""
+        var edge = self.edge(i)
+        var at = UInt32(edge - Self.width) + (
+            UInt32(self.before()) if edge < Self.width else 0
+        )
+        var length = (
+            self.edges >> (UInt32(8) if edge < Self.width else 16) & 255
+        )
+        return self.may_have(edge) and at < length
+
+    @inline(.always)
+    def edge_place(self, i: Int) -> Int:
+        """Returns how many elements after this thread's first vector that lane is.
+        """
+        var edge = self.edge(i) - Self.width
+        var lane = Int(self.count - self.ahead)
+        return edge + (Int(self.ahead) if edge >= 0 else -lane) * Self.width
+
     @inline(.always)
     def load_edges(
         self, filler: Float32 = neg_inf[DType.float32]()
@@ -189,9 +274,9 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
         """Returns this thread's logits of head and tail, `filler` where it has none.
         """
         var values = Self.Edges(filler)
-        comptime for i in range(2 if Self.peeled else 0):
-            if self.edge[i]:
-                var at = Int(self.edges[i])
+        comptime for i in range(Self.of_edges if Self.peeled else 0):
+            if self.has_edge(i):
+                var at = self.edge_place(i)
                 values[i] = self.source.logits(
                     at, self.source.limited(at, self.source.load[1](at))
                 ).cast[DType.float32]()[0]
@@ -200,10 +285,10 @@ struct Part[S: RowSource, T: RowTarget, team: Int, width: Int](
     @inline(.always)
     def store_edges(self, values: Self.Edges):
         """Stores the results of what `load_edges` returned."""
-        comptime for i in range(2 if Self.peeled else 0):
-            if self.edge[i]:
+        comptime for i in range(Self.of_edges if Self.peeled else 0):
+            if self.has_edge(i):
                 self.target.store[True](
-                    Int(self.edges[i]), SIMD[DType.float32, 1](values[i])
+                    self.edge_place(i), SIMD[DType.float32, 1](values[i])
                 )
 
 
@@ -211,7 +296,8 @@ comptime MemoryPart[
     dtype: DType,
     team: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
-] = Part[MemorySource[dtype], MemoryTarget[dtype], team, width]
+    edged: Bool = True,
+] = Part[MemorySource[dtype], MemoryTarget[dtype], team, width, edged]
 """A part of a row in memory, whose results go to memory."""
 
 
@@ -232,6 +318,28 @@ def again[
         return bitcast[dtype, width](bits)
     else:
         return x
+
+
+@inline(.always)
+def product[
+    width: SIMDLength, //
+](a: SIMD[DType.float32, width], b: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """Returns a · b, rounded: the assembler makes it no part of an addition, here or there, whose bits would be others.
+    """
+    comptime if is_nvidia_gpu():
+        var result = a
+        comptime for i in range(Int(width)):
+            result[i] = inlined_assembly[
+                "mul.rn.f32 $0, $1, $2;",
+                Float32,
+                constraints="=f,f,f",
+                has_side_effect=False,
+            ](a[i], b[i])
+        return result
+    else:
+        return a * b
 
 
 @inline(.always)

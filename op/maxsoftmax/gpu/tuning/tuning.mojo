@@ -43,7 +43,6 @@ trait Tuning:
                 Team.elements(64, 128, 16, 4, 8, Edges.SOME),
                 Team.elements(128, 128, 32, 4, 8, Edges.SOME),
                 Team.whole(8, 128, 4, 2, 8, Edges.NONE),  # - / 1.00
-                Team.whole(16, 128, 8, 2, 12, Edges.SOME),
             ]
         table += [
             Team.whole(16, 128, 8, 2, 8),  # 0.99 / 0.99
@@ -132,7 +131,6 @@ trait Tuning:
                 Team.elements(64, 128, 16, 4, blocks, Edges.SOME),
                 Team.elements(128, 128, 32, 4, blocks, Edges.SOME),
                 Team.whole(8, 128, 2, 4, blocks, Edges.NONE),
-                Team.whole(16, 128, 8, 2, blocks, Edges.SOME),
             ]
         table += [
             Team.whole(16, 128, 4, 4, blocks),

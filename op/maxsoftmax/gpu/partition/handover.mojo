@@ -1,0 +1,142 @@
+"""What the threads of a team tell each other so that sums do not depend on where rows begin; see `row`.
+
+Each lane adds up a chain, from its first element to its last. What an edge adds to it is found by another lane, of the same warp, and handed over
+before the sum (heads) or after it (tails). Where the first vector begins some elements further on, the last lanes of each thread have chains that
+are the next thread's: chains are added one after the other, so that a single number a thread, the sum of these, is all that is to be handed on.
+"""
+
+from std.math import ceildiv
+from std.memory import unsafe_stack_allocation
+from max.gpu import WARP_SIZE, lane_id
+from max.gpu.primitives import warp
+from max.gpu.sync import barrier
+
+from ...io.rows import VECTOR_BYTES
+from ...io.source import RowSource
+from ...io.target import RowTarget
+from ..hardware.tree_reduction import Shared
+from .row import Part
+
+
+struct Handover[
+    S: RowSource,
+    T: RowTarget,
+    team: Int,
+    width: Int,
+    edged: Bool,
+    block_size: Int,
+](TrivialRegisterPassable):
+    """Shared memory for what does not lie where it belongs.
+
+    Parameters:
+        S: As of `Part`.
+        T: As of `Part`.
+        team: As of `Part`.
+        width: As of `Part`.
+        edged: As of `Part`.
+        block_size: Threads a block.
+    """
+
+    comptime P = Part[Self.S, Self.T, Self.team, Self.width, Self.edged]
+    comptime Vector = SIMD[DType.float32, Self.width]
+    comptime warps = Self.team // WARP_SIZE
+
+    var numbers: Shared[Float32]
+    """Of each team its head and tail."""
+    var sums: Shared[Float32]
+    """A part of a sum for each warp."""
+
+    @inline(.always)
+    def __init__(out self):
+        self.numbers = unsafe_stack_allocation[
+            2
+            * Self.width
+            * Self.block_size
+            // Self.team if Self.P.peeled else 1,
+            Float32,
+            alignment=VECTOR_BYTES,
+            address_space=AddressSpace.SHARED,
+        ]()
+        self.sums = unsafe_stack_allocation[
+            max(1, Self.warps), Float32, address_space=AddressSpace.SHARED
+        ]()
+
+    @inline(.always)
+    def _of_team(self, thread: Int) -> Shared[Float32]:
+        """Returns where a thread's team has its head, and after it its tail."""
+        return self.numbers.unsafe_offset(thread // Self.team * 2 * Self.width)
+
+    @inline(.always)
+    def give(self, part: Self.P, thread: Int, terms: Self.P.Edges):
+        """Hands over what a warp's lanes have of edges, to be had once all of the warp have done so.
+
+        Args:
+            part: This thread's part of its row.
+            thread: Its index in the block.
+            terms: What its elements add to their chains; 0 where it has none.
+        """
+        comptime for i in range(Self.P.of_edges):
+            var edge = thread % Self.P.lanes + i * Self.P.lanes
+            if part.may_have(edge):
+                self._of_team(thread)[unsafe_offset=edge] = terms[i]
+
+    @inline(.always)
+    def head(self, part: Self.P, thread: Int) -> Self.Vector:
+        """Returns what the head adds to this thread's chains, once all of the warp have given it.
+        """
+        if thread % Self.team == Self.team - 1:
+            return self._of_team(thread).unsafe_load[
+                width=Self.width, alignment=VECTOR_BYTES
+            ]()
+        return Self.Vector(0)
+
+    @inline(.always)
+    def tail(self, part: Self.P, thread: Int) -> Self.Vector:
+        """Returns what the tail adds to them."""
+        if thread % Self.team == part.next():
+            return self._of_team(thread).unsafe_load[
+                width=Self.width, alignment=VECTOR_BYTES
+            ](Self.width)
+        return Self.Vector(0)
+
+    @inline(.always)
+    def total(
+        self, part: Self.P, thread: Int, uneven: Bool, chains: Self.Vector
+    ) -> Float32:
+        """Returns the sum of those chains that this thread has where the first vector begins with the first element. All
+        threads of a block call this.
+
+        Args:
+            part: This thread's part of its row.
+            thread: Its index in the block.
+            uneven: Whether any row may have edges.
+            chains: What this thread has.
+        """
+        # One after the other, as they may be of two threads.
+        var sum = Float32(0)
+        var own = Int32(Self.width)
+        comptime if Self.P.peeled:
+            # Of a small team's warp all may have to.
+            if part.before() != 0 or (Self.team < WARP_SIZE and uneven):
+                own -= part.before()
+                comptime for i in range(1, Self.width):
+                    if Int32(i) >= own:
+                        sum += chains[i]
+                var lane = Int(lane_id())
+                var previous = (lane & ~(Self.P.lanes - 1)) | (
+                    (lane - 1) & (Self.P.lanes - 1)
+                )
+                comptime if Self.warps > 1:
+                    if lane == WARP_SIZE - 1:
+                        self.sums[
+                            unsafe_offset=(thread // WARP_SIZE + 1) % Self.warps
+                        ] = sum
+                    barrier()
+                sum = warp.shuffle_idx(sum, UInt32(previous))
+                comptime if Self.warps > 1:
+                    if lane == 0:
+                        sum = self.sums[unsafe_offset=thread // WARP_SIZE]
+        comptime for i in range(Self.width):
+            if Int32(i) < own:
+                sum += chains[i]
+        return sum
