@@ -18,7 +18,6 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import Dim
-from max.gpu.sync import syncwarp
 
 from ..math.exponential import Scale, logarithm, quick_exp
 from ..ops.finish import Finish
@@ -230,9 +229,8 @@ def resident_kernel[
     var sum = Sum[F, width]()
     comptime if P.peeled:
         if uneven:
-            handover.give(part, thread, exponential(logits(edges)))
-            syncwarp()
-            add[exact](sum, handover.head(part, thread))
+            handover.give(thread, exponential(logits(edges)))
+            add[exact](sum, handover.head(thread))
     comptime for j in range(held):
         comptime if j == vectors:
             for i in range(vectors, stop):

@@ -14,7 +14,6 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.host import Dim
-from max.gpu.sync import syncwarp
 
 from ..math.gradient import Gradient
 from ..math.online import Sum
@@ -157,9 +156,8 @@ def resident_backward_kernel[
     var sum = Sum[DType.float32, width]()
     comptime if P.peeled:
         if uneven:
-            handover.give(part, thread, term(result_edges, gradient_edges))
-            syncwarp()
-            add[exact](sum, handover.head(part, thread))
+            handover.give(thread, term(result_edges, gradient_edges))
+            add[exact](sum, handover.head(thread))
     comptime for j in range(held):
         comptime if j == vectors:
             var seen = sum.value

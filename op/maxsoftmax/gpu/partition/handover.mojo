@@ -9,7 +9,7 @@ from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from max.gpu import WARP_SIZE, lane_id
 from max.gpu.primitives import warp
-from max.gpu.sync import barrier
+from max.gpu.sync import barrier, syncwarp
 
 from ...io.rows import VECTOR_BYTES
 from ...io.source import RowSource
@@ -40,19 +40,18 @@ struct Handover[
     comptime P = Part[Self.S, Self.T, Self.team, Self.width, Self.edged]
     comptime Vector = SIMD[DType.float32, Self.width]
     comptime warps = Self.team // WARP_SIZE
+    comptime groups = Self.block_size // Self.P.lanes
 
-    var numbers: Shared[Float32]
-    """Of each team its head and tail."""
+    var edges: Shared[Float32]
+    """Head and tail, of each group of lanes that share a row: where others would read, too, racecheck would find a race, as
+    the compiler has all of a block read what one thread asks for."""
     var sums: Shared[Float32]
     """A part of a sum for each warp."""
 
     @inline(.always)
     def __init__(out self):
-        self.numbers = unsafe_stack_allocation[
-            2
-            * Self.width
-            * Self.block_size
-            // Self.team if Self.P.peeled else 1,
+        self.edges = unsafe_stack_allocation[
+            2 * Self.width * Self.groups if Self.P.peeled else 1,
             Float32,
             alignment=VECTOR_BYTES,
             address_space=AddressSpace.SHARED,
@@ -62,30 +61,30 @@ struct Handover[
         ]()
 
     @inline(.always)
-    def _of_team(self, thread: Int) -> Shared[Float32]:
-        """Returns where a thread's team has its head, and after it its tail."""
-        return self.numbers.unsafe_offset(thread // Self.team * 2 * Self.width)
+    def _of_group(self, thread: Int) -> Shared[Float32]:
+        """Returns where a thread's group has its head, and after it its tail.
+        """
+        return self.edges.unsafe_offset(thread // Self.P.lanes * 2 * Self.width)
 
     @inline(.always)
-    def give(self, part: Self.P, thread: Int, terms: Self.P.Edges):
-        """Hands over what a warp's lanes have of edges, to be had once all of the warp have done so.
+    def give(self, thread: Int, terms: Self.P.Edges):
+        """Hands over what this thread has of edges. All threads of a block call this, and `head` and `tail` after it, or none.
 
         Args:
-            part: This thread's part of its row.
             thread: Its index in the block.
             terms: What its elements add to their chains; 0 where it has none.
         """
         comptime for i in range(Self.P.of_edges):
             var edge = thread % Self.P.lanes + i * Self.P.lanes
-            if part.may_have(edge):
-                self._of_team(thread)[unsafe_offset=edge] = terms[i]
+            if edge < 2 * Self.width:
+                self._of_group(thread)[unsafe_offset=edge] = terms[i]
+        syncwarp()
 
     @inline(.always)
-    def head(self, part: Self.P, thread: Int) -> Self.Vector:
-        """Returns what the head adds to this thread's chains, once all of the warp have given it.
-        """
-        if thread % Self.team == Self.team - 1:
-            return self._of_team(thread).unsafe_load[
+    def head(self, thread: Int) -> Self.Vector:
+        """Returns what the head adds to this thread's chains."""
+        if thread % Self.P.lanes == Self.P.lanes - 1:
+            return self._of_group(thread).unsafe_load[
                 width=Self.width, alignment=VECTOR_BYTES
             ]()
         return Self.Vector(0)
@@ -93,8 +92,8 @@ struct Handover[
     @inline(.always)
     def tail(self, part: Self.P, thread: Int) -> Self.Vector:
         """Returns what the tail adds to them."""
-        if thread % Self.team == part.next():
-            return self._of_team(thread).unsafe_load[
+        if thread % Self.P.lanes == part.next() % Self.P.lanes:
+            return self._of_group(thread).unsafe_load[
                 width=Self.width, alignment=VECTOR_BYTES
             ](Self.width)
         return Self.Vector(0)

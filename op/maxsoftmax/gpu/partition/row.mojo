@@ -238,26 +238,20 @@ struct Part[
         return Int(self.count - self.ahead) % Self.lanes + i * Self.lanes
 
     @inline(.always)
-    def may_have(self, edge: Int) -> Bool:
-        """Returns whether an edge is of this thread's warp."""
-        var lane = Int(self.count - self.ahead)
-        var of_warp = lane // Self.lanes
-        return edge < 2 * Self.width and of_warp == (
-            Self.team // Self.lanes - 1 if edge
-            < Self.width else self.next() // Self.lanes
-        )
-
-    @inline(.always)
     def has_edge(self, i: Int) -> Bool:
-        """Returns whether there is an element in that lane."""
+        """Returns whether there is an element in that lane, of this thread's warp.
+        """
         var edge = self.edge(i)
-        var at = UInt32(edge - Self.width) + (
-            UInt32(self.before()) if edge < Self.width else 0
+        var group = Int(self.count - self.ahead) // Self.lanes
+        if edge < Self.width:
+            var at = UInt32(edge - Self.width) + UInt32(self.before())
+            return group == Self.team // Self.lanes - 1 and at < (
+                self.edges >> 8 & 255
+            )
+        return (
+            group == self.next() // Self.lanes
+            and UInt32(edge - Self.width) < self.edges >> 16
         )
-        var length = (
-            self.edges >> (UInt32(8) if edge < Self.width else 16) & 255
-        )
-        return self.may_have(edge) and at < length
 
     @inline(.always)
     def edge_place(self, i: Int) -> Int:
