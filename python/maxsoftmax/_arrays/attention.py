@@ -65,7 +65,7 @@ def softmax(x: Any, axis: Any, wanted: Forms, device: Any, chosen: Chosen, *, ou
     plan = call.run(_known.library, rows, options, pointers)
     result = call.result(y)
     if key is not None and call.is_plain((x, laid), *((getattr(wanted, name), taken[name]) for name in taken)):
-        _known.learn(key, _again(plan, laid.dtype, taken, call.made(result)))
+        _known.learn(key, _again(plan, laid.dtype, taken, result.nbytes, call.made(result)))
     return result
 
 
@@ -149,10 +149,10 @@ def _told(value: Any) -> Any:
     return float(value) if type(value) in NUMBERS else "other"
 
 
-def _again(plan: _native.Plan, dtype: str, arrays: dict[str, Array], out: Any) -> shortcuts.Again:
+def _again(plan: _native.Plan, dtype: str, arrays: dict[str, Array], size: int, out: Any) -> shortcuts.Again:
     """Returns what computes the same of other arrays of NumPy."""
     run, call, fail, odd = plan.run, plan.call, _native.fail, SIZES[dtype] - 1
-    at, empty_like = address, shortcuts.like(out)
+    at, empty_like = address, shortcuts.like(out, size)
     odds = [(i, SIZES[arrays[name].dtype] - 1) for i, name in enumerate(OPERANDS) if name in arrays]
 
     def again(x: np.ndarray, *given: Any) -> np.ndarray | None:

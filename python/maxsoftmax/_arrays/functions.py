@@ -331,7 +331,7 @@ def _along(
     result = call.result(y)
     if key is not None and call.is_plain((x, laid)):
         if call.kind is kinds.NUMPY:
-            known.learn(key, shortcuts.along(plan, laid.dtype, call.made(result)))
+            known.learn(key, shortcuts.along(plan, laid.dtype, result.nbytes, call.made(result)))
         else:
             known.learn(key, first(shortcuts.buffers(plan, [y], [laid], (0,))))
     return result
@@ -361,7 +361,7 @@ def _backward(known: Known, y: Any, dy: Any, axis: Any, device: Any) -> Any:
     plan = call.run(known.library, layout.rows, (), [dx, laid, upstream])
     if key is not None and call.is_plain((y, laid), (dy, upstream)):
         if call.kind is kinds.NUMPY:
-            known.learn(key, shortcuts.backward(plan, laid.dtype))
+            known.learn(key, shortcuts.backward(plan, laid.dtype, dx.owner.nbytes))
         else:
             known.learn(key, first(shortcuts.buffers(plan, [dx], [laid, upstream], (0, 1))))
     return call.result(dx)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from maxsoftmax._arrays import convert, devices
+from maxsoftmax._arrays import convert, devices, reused
 from maxsoftmax._arrays.convert import Reader
 from maxsoftmax._arrays.layout import inverse
-from maxsoftmax._arrays.memory import BITS, HOST, Array, bits, of_numpy, view
+from maxsoftmax._arrays.memory import BITS, HOST, Array, bits, of_numpy, product, view
 
 
 class NumPy:
@@ -33,7 +33,7 @@ class NumPy:
         """
         of_numpy_itself = dtype == like.dtype and isinstance(like.owner, np.ndarray)
         known = like.owner.dtype if of_numpy_itself else bits(dtype)
-        laid = np.empty([shape[i] for i in order], known)
+        laid = reused.array([shape[i] for i in order], np.dtype(known))
         return of_numpy(laid.transpose(inverse(order)), dtype)
 
     def part(self, whole: Array, i: int) -> Array:
@@ -151,7 +151,12 @@ class Torch(Foreign):
         """As of `NumPy`."""
         torch = sys.modules["torch"]
         place = "cpu" if like.device == HOST else f"cuda:{like.device}"
-        laid = torch.empty([shape[i] for i in order], dtype=getattr(torch, dtype), device=place)
+        known, sizes = getattr(torch, dtype), [shape[i] for i in order]
+        size = known.itemsize * product(sizes)
+        if like.device == HOST and size >= reused.LARGE:
+            laid = torch.frombuffer(reused.room(size), dtype=known).view(sizes).data
+        else:
+            laid = torch.empty(sizes, dtype=known, device=place)
         tensor = laid.permute(*inverse(order)) if order else laid
         return Array(tensor, tensor.data_ptr(), dtype, tuple(shape), tuple(tensor.stride()), like.device)
 

@@ -365,7 +365,8 @@ def _again(plan: _native.Plan, laid: _Rows, of_loss: Any, of_pairs: Any, with_pa
 
 def _gradient_again(plan: _native.Plan, arrays: Sequence[Array], in_place: bool) -> shortcuts.Again:
     """Returns what computes the gradient of other arrays of NumPy."""
-    run, call, empty_like, at = plan.run, plan.call, np.empty_like, address
+    run, call, at = plan.run, plan.call, address
+    empty_like = shortcuts.like(None, arrays[0].size * SIZES[arrays[0].dtype])
     odd, odd_pairs, odd_target = (SIZES[array.dtype] - 1 for array in arrays[:3])
 
     def again(x: np.ndarray, target: np.ndarray, pairs: np.ndarray, dloss: np.ndarray | None = None) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maxsoftmax import _native
-from maxsoftmax._arrays import devices
+from maxsoftmax._arrays import devices, reused
 from maxsoftmax._arrays.layout import inverse
 from maxsoftmax._arrays.memory import HOST, SIZES, Array, address
 
@@ -110,16 +110,17 @@ def discard(error: int) -> None:
         _native.fail(error)
 
 
-def along(plan: _native.Plan, dtype: str, out: Any = None) -> Again:
+def along(plan: _native.Plan, dtype: str, size: int, out: Any = None) -> Again:
     """Returns what computes an op like softmax: one array in, one of the same shape and layout out.
 
     Args:
         plan: What computes it.
         dtype: The name of the dtype of the array.
+        size: Bytes of the result.
         out: The result's dtype, None for the same.
     """
     run, call, fail, odd = plan.run, plan.call, _native.fail, SIZES[dtype] - 1
-    at, empty_like = address, like(out)
+    at, empty_like = address, like(out, size)
 
     def again(x: np.ndarray) -> np.ndarray | None:
         _ = plan
@@ -135,9 +136,15 @@ def along(plan: _native.Plan, dtype: str, out: Any = None) -> Again:
     return again
 
 
-def like(out: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what makes an array like another one, of a dtype, None for the same."""
-    return np.empty_like if out is None else functools.partial(np.empty_like, dtype=out)
+def like(out: Any, size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what makes an array like another one.
+
+    Args:
+        out: Its dtype, None for the same.
+        size: Bytes of each.
+    """
+    make: Callable[..., np.ndarray] = np.empty_like if size < reused.LARGE else reused.array_like
+    return make if out is None else functools.partial(make, dtype=out)
 
 
 def buffers(plan: _native.Plan, outs: Sequence[Array], ins: Sequence[Array], order: Sequence[int]) -> Again:
@@ -189,10 +196,10 @@ def first(again: Again) -> Again:
     return alone
 
 
-def backward(plan: _native.Plan, dtype: str) -> Again:
-    """Returns what computes a gradient: two arrays in, one of the same shape and layout out."""
+def backward(plan: _native.Plan, dtype: str, size: int) -> Again:
+    """Returns what computes a gradient: two arrays in, one of the same shape and layout and as many bytes out."""
     run, call, fail, odd = plan.run, plan.call, _native.fail, SIZES[dtype] - 1
-    at, empty_like = address, np.empty_like
+    at, empty_like = address, like(None, size)
 
     def again(y: np.ndarray, dy: np.ndarray) -> np.ndarray | None:
         _ = plan

@@ -33,7 +33,7 @@ def _along(name: str) -> Callable[..., torch.Tensor]:
         if planned is None or not source or x.is_neg():
             return first(x, dim, y)
         if y is None:
-            y = like(x) if source & 15 else _empty_like(x)
+            y = like(x) if source & 15 else planned[4](x)
         if planned[2] < 0:
             error = planned[0](planned[1], 0, y.data_ptr(), source, 0)
         else:
@@ -71,7 +71,7 @@ def _backward(name: str) -> Callable[..., torch.Tensor]:
         if planned is None or not source or not upstream or y.is_neg() or dy.is_neg():
             return first(y, dy, dim, dx)
         if dx is None:
-            dx = like(y) if source & 15 else _empty_like(y)
+            dx = like(y) if source & 15 else planned[4](y)
         if planned[2] < 0:
             error = planned[0](planned[1], 0, dx.data_ptr(), source, upstream, 0)
         else:

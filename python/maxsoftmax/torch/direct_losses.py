@@ -90,7 +90,7 @@ def trained(step: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor) -> tup
         return None
     if not source or x.is_neg():
         return None
-    (run, call, gpu, _made), _, loss_like, (size, how), room = step
+    (run, call, gpu, _made, _make), _, loss_like, (size, how), room = step
     loss, kept = x.new_empty_strided(*loss_like), torch.empty(size, **how)
     place = kept.data_ptr()
     if gpu < 0:
@@ -140,7 +140,7 @@ def gradient(
         return None
     if not upstream:
         return None
-    dx = like(x) if source & 15 else torch.empty_like(x)
+    dx = like(x) if source & 15 else how[4](x)
     if how[2] < 0:
         error = how[0](how[1], 0, dx.data_ptr(), source, kept.data_ptr(), target.data_ptr(), upstream, 0)
     else:
@@ -178,7 +178,7 @@ def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     if planned is None or not source or not upstream or x.is_neg() or dloss.is_neg():
         return _first_gradient(x, target, pairs, dloss, choices, dx)
     if dx is None:
-        dx = like(x) if source & 15 else torch.empty_like(x)
+        dx = like(x) if source & 15 else planned[4](x)
     if planned[2] < 0:
         error = planned[0](planned[1], 0, dx.data_ptr(), source, pairs.data_ptr(), target.data_ptr(), upstream, 0)
     else:

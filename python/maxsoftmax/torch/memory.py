@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from maxsoftmax import _native
+from maxsoftmax._arrays import reused
 from maxsoftmax.torch import layouts
 
 NAMES = {
@@ -57,10 +58,11 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def plan(name: str, x: torch.Tensor, rows: tuple[int, int, int], options: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """Returns a library's function, the address of a call, the device (-1 is the CPU), and what keeps these alive."""
+    """Returns a library's function, a call's address, the device (-1: CPU), what keeps these, what makes results."""
     gpu = -1 if x.device.type == "cpu" else int(x.device.index)
     made = _native.plan(name, NAMES[x.dtype], gpu, rows, options)
-    return made.run, made.call, gpu, made
+    make = reused_like if gpu < 0 and x.nbytes >= reused.LARGE else torch.empty_like
+    return made.run, made.call, gpu, made, make
 
 
 def launch(planned: tuple[Any, ...], *pointers: int, scratch: int = 0) -> Any:
@@ -71,7 +73,7 @@ def launch(planned: tuple[Any, ...], *pointers: int, scratch: int = 0) -> Any:
         pointers: Where its tensors are.
         scratch: Where there is memory for it; 0 to allocate what it needs.
     """
-    run, call, gpu, made = planned
+    run, call, gpu, made = planned[:4]
     if _current_device() != gpu:
         with torch.cuda.device(gpu):
             return launch(planned, *pointers, scratch=scratch)
@@ -118,6 +120,13 @@ def like(x: torch.Tensor) -> torch.Tensor:
     if not distance or x.device.type == "cpu":
         return torch.empty_like(x)
     return shifted(x, distance)
+
+
+def reused_like(x: torch.Tensor) -> torch.Tensor:
+    """Returns an uninitialized tensor of a CPU that lies as `x` does, without gaps, in memory that is used again."""
+    flat = torch.frombuffer(reused.room(x.nbytes), dtype=x.dtype)
+    # As below.
+    return flat.as_strided(x.shape, x.stride()).data
 
 
 def shifted(x: torch.Tensor, distance: int) -> torch.Tensor:
