@@ -122,6 +122,13 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return shifted(x, distance)
 
 
+def fresh_like(x: torch.Tensor) -> torch.Tensor:
+    """Returns an uninitialized tensor that lies as that of `torch.empty_like` does, aligned."""
+    if x.device.type != "cpu" or x.nbytes < reused.LARGE or layouts.order(x.shape, x.stride()) is None:
+        return torch.empty_like(x)
+    return reused_like(x)
+
+
 def reused_like(x: torch.Tensor) -> torch.Tensor:
     """Returns an uninitialized tensor of a CPU that lies as `x` does, without gaps, in memory that is used again."""
     flat = torch.frombuffer(reused.room(x.nbytes), dtype=x.dtype)

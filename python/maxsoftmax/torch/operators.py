@@ -14,6 +14,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from maxsoftmax.torch import autograd, direct, direct_losses
 from maxsoftmax.torch.arguments import check_target
 from maxsoftmax.torch.direct_losses import empty_losses
+from maxsoftmax.torch.memory import fresh_like
 
 _library = torch.library.Library("maxsoftmax", "DEF")
 _CHOICES = "int ignore_index, float label_smoothing, str reduction"
@@ -32,27 +33,27 @@ SCHEMAS = {
 
 
 def _softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.softmax(x, dim, torch.empty_like(x))
+    return direct.softmax(x, dim, fresh_like(x))
 
 
 def _log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.log_softmax(x, dim, torch.empty_like(x))
+    return direct.log_softmax(x, dim, fresh_like(x))
 
 
 def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.softmax_backward(y, dy, dim, torch.empty_like(y))
+    return direct.softmax_backward(y, dy, dim, fresh_like(y))
 
 
 def _log_softmax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.log_softmax_backward(y, dy, dim, torch.empty_like(y))
+    return direct.log_softmax_backward(y, dy, dim, fresh_like(y))
 
 
 def _sparsemax(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.sparsemax(x, dim, torch.empty_like(x))
+    return direct.sparsemax(x, dim, fresh_like(x))
 
 
 def _sparsemax_backward(y: torch.Tensor, dy: torch.Tensor, dim: int) -> torch.Tensor:
-    return direct.sparsemax_backward(y, dy, dim, torch.empty_like(y))
+    return direct.sparsemax_backward(y, dy, dim, fresh_like(y))
 
 
 def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
@@ -65,7 +66,7 @@ def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     reduction: str,
 ) -> torch.Tensor:
     choices = ignore_index, label_smoothing, reduction
-    return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices, torch.empty_like(x))
+    return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices, fresh_like(x))
 
 
 def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:

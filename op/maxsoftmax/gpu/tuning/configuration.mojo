@@ -116,8 +116,8 @@ struct Team(TrivialRegisterPassable):
         }
 
     def has_twin(self) -> Bool:
-        """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel that knows of no edges: at 64 columns they take up to a
-        tenth of the time, later nothing.
+        """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
+        1048576×64 bfloat16 takes 1.09 of the time, and a single row of 64 float32 1.07, its gradient 1.17.
         """
         return self.in_vectors and self.up_to <= 16 and self.best == 0
 
