@@ -15,6 +15,9 @@ from maxsoftmax._arrays import reused
 SHAPE = (2100, 1024)
 """Of a little more than `LARGE` bytes of float32."""
 
+LARGE_ROWS = reused.LARGE // 4 + 1000
+"""Rows of which one float32 each has as many."""
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_free():
@@ -75,6 +78,57 @@ def test_gradients_and_scaled_rows_too():
     np.testing.assert_array_equal(maxsoftmax.softmax(x, scale=0.5), y)
 
 
+def test_results_that_do_not_lie_in_c_order_too():
+    x = logits().T
+    y = maxsoftmax.softmax(x, axis=0)
+    expected, place = y.copy(), y.ctypes.data
+    assert y.flags.f_contiguous
+    for _ in range(3):
+        del y
+        y = maxsoftmax.softmax(x, axis=0)
+        assert y.ctypes.data == place
+        assert y.strides == x.strides
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_one_value_a_row_too():
+    x = logits(shape=(LARGE_ROWS, 2))
+    places = set()
+    for _ in range(4):
+        y = maxsoftmax.logsumexp(x)
+        places.add(y.ctypes.data)
+        np.testing.assert_allclose(y, np.logaddexp(x[:, 0], x[:, 1]), rtol=1e-6, atol=1e-6)
+        del y
+    assert len(places) <= 2
+
+
+def test_what_is_more_than_the_limit_drives_nothing_out(monkeypatch):
+    monkeypatch.setattr(reused, "_limit", lambda: 2 * logits().nbytes)
+    maxsoftmax.softmax(logits())
+    before = kept()
+    maxsoftmax.softmax(logits(shape=(3 * SHAPE[0], 1024)))
+    assert kept() == before > 0
+
+
+def test_a_thread_may_have_a_result_when_python_ends():
+    code = (
+        "import numpy, threading, time\n"
+        "from maxsoftmax._arrays import reused\n"
+        "def work():\n"
+        "    y = reused.array((1 << 23,), numpy.dtype('f'))\n"
+        "    y[:] = numpy.random.rand(y.size)\n"
+        "    busy.set()\n"
+        "    y.sort()\n"
+        "busy = threading.Event()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "busy.wait()\n"
+        "time.sleep(0.05)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 def test_no_more_is_kept_than_the_limit(monkeypatch):
     size = logits().nbytes + reused.ALIGNMENT
     monkeypatch.setattr(reused, "_limit", lambda: 2 * size)
@@ -129,6 +183,11 @@ def test_tensors_too():
         # As another result of torch.
         found[0].add_(1).share_memory_()
         del found
+    room = torch.empty(z.numel() + 1)[1:].view(z.shape).copy_(z)
+    y = ours.softmax(room, 1)
+    place = y.data_ptr()
+    del y
+    assert ours.softmax(room, 1).data_ptr() == place
     y = ours.softmax(x, 1)
     y.backward(torch.ones_like(y))
     assert float(x.grad.abs().max()) < 1e-6

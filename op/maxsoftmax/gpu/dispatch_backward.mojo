@@ -37,7 +37,7 @@ def backward[
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
 
     Args:
-        dx: Gradient of the logits, not in the memory of `y` or `dy`.
+        dx: Gradient of the logits, not in the memory of `y` or `dy`: one of them may be moved there.
         y: Results of the forward op.
         dy: Their gradient.
         rows: How the memory is divided into rows, none of them empty.

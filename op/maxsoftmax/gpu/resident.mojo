@@ -475,7 +475,7 @@ def resident_cluster[
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         queue: Where kernels are launched.
     """
-    # Whole lines of memory, so that no two blocks write to one.
+    # A line's length or a multiple, so that neighbours write to one in common at most.
     comptime in_line = LINE_BYTES // VECTOR_BYTES
     var share = ceildiv(rows.n, in_line * width * blocks) * in_line
     queue.launch[

@@ -78,7 +78,6 @@ def resident_backward_kernel[
     """
     comptime P = MemoryPart[dtype, team, width, edged]
     comptime G = Gradient[log, size_of[dtype]() > 2]
-    comptime Vector = SIMD[DType.float32, P.width]
     comptime teams = block_size // team
     comptime warps = max(1, team // WARP_SIZE)
     # With slots, one more vector in registers: of the last round, which not all threads have.

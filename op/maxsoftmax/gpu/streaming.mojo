@@ -407,7 +407,7 @@ def streaming[
         W: What is written.
 
     Args:
-        y: Results, not in the memory of an input.
+        y: Results; may be the memory of an input, as each thread has read what it writes to.
         x: The first input.
         other: The second, if there are two, aligned as `x` is.
         rows: Rows along the last axis.

@@ -31,7 +31,8 @@ struct Sum[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     var value: SIMD[Self.dtype, Self.width]
     """The sum so far, rounded."""
     var excess: SIMD[Self.dtype, Self.width]
-    """By how much `value` exceeds the sum, as far as is known: less than a unit in its last place."""
+    """By how much `value` exceeds the sum, as far as is known: by `add` less than a unit in its last place, by `add_of_few` what all
+    additions have dropped."""
 
     @inline(.always)
     def __init__(out self, value: SIMD[Self.dtype, Self.width] = 0):

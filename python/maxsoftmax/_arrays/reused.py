@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from maxsoftmax._arrays.layout import inverse
+
 LARGE = 8 << 20
 """Bytes from which results are put here; smaller ones are served by the allocators of NumPy and torch."""
 
@@ -48,6 +50,8 @@ def room(size: int) -> Any:
         block = np.empty(size + ALIGNMENT, np.uint8)
     start = block.ctypes.data
     given = (ctypes.c_ubyte * size).from_address(start + -start % ALIGNMENT)
+    # Finalizers go before threads do when Python ends; what is in use stays.
+    given.block = block  # type: ignore[attr-defined]
     weakref.finalize(given, _give_back, block).atexit = False
     return given
 
@@ -64,29 +68,31 @@ def array_like(x: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
     """Returns an uninitialized array whose dimensions lie in memory in the order of those of `x`.
 
     Args:
-        x: An array.
+        x: An array without gaps.
         dtype: Of the result, None for that of `x`.
     """
-    if not x.flags.c_contiguous:
-        return np.empty_like(x, dtype)
-    return array(x.shape, x.dtype if dtype is None else np.dtype(dtype))
+    order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
+    laid = array([x.shape[i] for i in order], x.dtype if dtype is None else np.dtype(dtype))
+    return laid.transpose(inverse(order))
 
 
 def _found(size: int) -> np.ndarray | None:
-    """Returns a free block that has room for so many bytes, and not much more."""
+    """Returns the latest free block that has room for so many bytes, and not much more; those that do not fit age."""
     for _ in range(len(_free)):
         try:
-            block = _free.popleft()
+            block = _free.pop()
         except IndexError:
             break
         if size + ALIGNMENT <= block.nbytes <= size + size // 4 + ALIGNMENT:
             return block
-        _free.append(block)
+        _free.appendleft(block)
     return None
 
 
 def _give_back(block: np.ndarray) -> None:
     """Keeps a block for the next result, and of others as many as are not too much."""
+    if block.nbytes > _limit():
+        return
     _free.append(block)
     while sum(kept.nbytes for kept in tuple(_free)) > _limit():
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from maxsoftmax import _native
 from maxsoftmax._arrays import devices, reused
 from maxsoftmax._arrays.layout import inverse
-from maxsoftmax._arrays.memory import HOST, SIZES, Array, address
+from maxsoftmax._arrays.memory import HOST, SIZES, Array, address, product
 
 Again = Callable[..., Any]
 
@@ -217,7 +217,10 @@ def backward(plan: _native.Plan, dtype: str, size: int) -> Again:
 
 def maker(dtype: Any, shape: Sequence[int], order: Sequence[int]) -> Callable[[], np.ndarray]:
     """Returns what makes arrays whose dimensions lie in an order."""
-    laid, back, empty = tuple(shape[i] for i in order), inverse(order), np.empty
+    laid, back = tuple(shape[i] for i in order), inverse(order)
+    dtype = np.dtype(dtype)
+    large = product(laid) * dtype.itemsize >= reused.LARGE
+    empty: Callable[..., np.ndarray] = reused.array if large else np.empty
     if back == tuple(range(len(back))):
         return lambda: empty(laid, dtype)
     return lambda: empty(laid, dtype).transpose(back)

@@ -118,7 +118,7 @@ def like(x: torch.Tensor) -> torch.Tensor:
     """
     distance = x.data_ptr() % VECTOR
     if not distance or x.device.type == "cpu":
-        return torch.empty_like(x)
+        return fresh_like(x)
     return shifted(x, distance)
 
 

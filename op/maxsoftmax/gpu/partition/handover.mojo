@@ -5,7 +5,6 @@ before the sum (heads) or after it (tails). Where the first vector begins some e
 are the next thread's: chains are added one after the other, so that a single number a thread, the sum of these, is all that is to be handed on.
 """
 
-from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from max.gpu import WARP_SIZE, lane_id
 from max.gpu.primitives import warp
@@ -92,7 +91,7 @@ struct Handover[
     @inline(.always)
     def tail(self, part: Self.P, thread: Int) -> Self.Vector:
         """Returns what the tail adds to them."""
-        if thread % Self.P.lanes == part.next() % Self.P.lanes:
+        if thread % Self.P.lanes == part.tail_thread() % Self.P.lanes:
             return self._of_group(thread).unsafe_load[
                 width=Self.width, alignment=VECTOR_BYTES
             ](Self.width)

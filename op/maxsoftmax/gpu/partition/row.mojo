@@ -38,7 +38,6 @@ struct Part[
         edged: Whether rows may begin or end between two vectors.
     """
 
-    comptime bytes = Self.width * size_of[Self.S.Line.elements]()
     comptime peeled = Self.edged and Self.S.Line.in_memory and Self.width > 1
     comptime Raw = SIMD[Self.S.Line.held, Self.width]
     comptime lanes = min(Self.team, WARP_SIZE)
@@ -46,7 +45,7 @@ struct Part[
     comptime of_edges = ceildiv(2 * Self.width, Self.lanes)
     """Elements of edges that one of them takes at most."""
     comptime Edges = SIMD[DType.float32, Self.of_edges]
-    """As many."""
+    """A number for each of them."""
     comptime branchless = Self.of_edges <= 2
     """Whether edges are best read and written without a branch around it: it would keep large blocks waiting. What tiny teams do for their many
     elements of edges is better left out."""
@@ -227,7 +226,7 @@ struct Part[
         return Int32(self.edges & 255)
 
     @inline(.always)
-    def next(self) -> Int:
+    def tail_thread(self) -> Int:
         """Returns which thread would have the vector after the last one."""
         return Int(UInt32(self.count) % UInt32(Self.team))
 
@@ -249,7 +248,7 @@ struct Part[
                 self.edges >> 8 & 255
             )
         return (
-            group == self.next() // Self.lanes
+            group == self.tail_thread() // Self.lanes
             and UInt32(edge - Self.width) < self.edges >> 16
         )
 

@@ -119,7 +119,7 @@ struct Team(TrivialRegisterPassable):
         """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
         1048576×64 bfloat16 takes 1.09 of the time, and a single row of 64 float32 1.07, its gradient 1.17.
         """
-        return self.in_vectors and self.up_to <= 16 and self.best == 0
+        return self.in_vectors and self.best == 0 and 0 < self.up_to <= 16
 
     def room(self, slots: Int) -> Int:
         """Returns how many vectors of each input surely fit in a block, or in a cluster.

@@ -10,7 +10,8 @@ from .configuration import Edges, HAS_ROOM, Stream, Strip, Team
 
 
 trait Tuning:
-    """How a kind of GPU takes rows. Units of long rows shape their bits; all else is about time only.
+    """How a kind of GPU takes rows. How many threads and blocks share a row on the chip, and units of longer ones, shape their bits, which are thus
+    those of a model of GPU; all else is about time only.
     """
 
     @staticmethod
