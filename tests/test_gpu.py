@@ -137,10 +137,10 @@ def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [50, 100, 400, 3000, 5000, 11_000, 60_000])
-@pytest.mark.parametrize(("inner", "columns"), [(264, 8), (265, 17)])
+@pytest.mark.parametrize("n", [3, 7, 13, 50, 100, 400, 1023, 3000, 5000, 11_000, 60_000])
+@pytest.mark.parametrize("inner", [264, 265])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient"])
-def test_rows_along_another_axis_have_the_same_bits_in_every_batch(what, n, inner, columns, dtype):
+def test_rows_along_another_axis_have_the_same_bits_in_every_batch_and_at_every_address(what, n, inner, dtype):
     torch = pytest.importorskip("torch")
     import maxsoftmax.torch as ours
 
@@ -153,7 +153,30 @@ def test_rows_along_another_axis_have_the_same_bits_in_every_batch(what, n, inne
     y[1, n // 2, 16] = np.nan
     dx = along(y, dy)
     assert torch.isnan(dx).any(1).nonzero().tolist() == [[1, 16]]
-    for start in (0, 24, 32, inner - columns):
+    # As many as can be read by the vector, and others, some of them from an address at which they cannot.
+    for start, columns in ((0, 8), (24, 16), (33, 17), (inner - 2, 2), (3, 131), (8, 256)):
         part = (slice(1), slice(None), slice(start, start + columns))
-        alone = along(y[part].contiguous(), dy[part].contiguous())
-        assert torch.equal(alone, dx[part]), start
+        for shift in (0, 1):
+            alone = along(at(y[part].contiguous(), shift), at(dy[part].contiguous(), shift))
+            assert torch.equal(alone, dx[part]), (start, columns, shift)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "n"),
+    [
+        *[("float64", "float64", n) for n in (1, 2, 33, 1000, 1001, 4097, 50_258)],
+        # These do not fit on the chip.
+        *[(dtype, "float16", n) for dtype in ("float32", "bfloat16") for n in (300_000, 600_000)],
+    ],
+)
+def test_other_dtypes_have_the_same_bits_in_every_batch_and_at_every_address(dtype, out_dtype, n):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(9, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    for op in (maxsoftmax.softmax, maxsoftmax.log_softmax):
+        y = op(x, axis=1, out_dtype=out_dtype)
+        for row in range(9):
+            alone = op(at(x[row : row + 1], row % 5), axis=1, out_dtype=out_dtype)
+            assert torch.equal(alone, y[row : row + 1]), (op, row)

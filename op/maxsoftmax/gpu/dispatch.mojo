@@ -10,9 +10,9 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import PORTABLE_BLOCKS
 from .fallback import fallback
-from .ladder import online
 from .streaming_operations import Exponentials, Quotients
 from .streaming import streaming, streaming_pairs
+from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .resident import resident, resident_cluster
 from .tuning import Tuned, slots
@@ -42,9 +42,11 @@ def auto[
         strided[finish](MemoryTarget(y), MemorySource(x), rows, queue)
     elif dtype != DType.float64:
         _contiguous[dtype, finish](y, x, rows, queue)
-    elif finish == Finish.PROBABILITIES:
+    elif finish != Finish.PAIR:
         # Not worth kernels of its own.
-        online[dtype, 512, 4](y, x, rows, queue)
+        streaming_computed[finish](
+            MemoryTarget(y), MemorySource(x), rows, queue
+        )
     else:
         fallback[finish](MemoryTarget(y), MemorySource(x), rows, queue)
 

@@ -130,27 +130,25 @@ def _strided[
         rows.inner % width == 0
         and (Int(dx) | Int(y) | Int(dy)) % VECTOR_BYTES == 0
     ):
-        _by[log, width](
-            MemoryTarget(dx), MemorySource(y), MemorySource(dy), rows, queue
-        )
+        _by[log, dealt=False](dx, y, dy, rows, queue)
     else:
-        _by[log, 1](
-            MemoryTarget(dx), MemorySource(y), MemorySource(dy), rows, queue
-        )
+        _by[log, dealt=True](dx, y, dy, rows, queue)
 
 
 def _by[
-    dtype: DType, //, log: Bool, width: Int
+    dtype: DType, //, log: Bool, dealt: Bool
 ](
-    dx: MemoryTarget[dtype],
-    y: MemorySource[dtype],
-    dy: MemorySource[dtype],
+    dx: Target[dtype],
+    y: Source[dtype],
+    dy: Source[dtype],
     rows: Rows,
     queue: Queue,
 ) raises:
-    """Columns that are taken by vectors of `width`."""
+    """Columns that are taken by vectors, or by as many that are dealt."""
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    var to, of_y, of_dy = MemoryTarget(dx), MemorySource(y), MemorySource(dy)
     comptime gpu = DeviceContext.default_device_info
-    comptime table = Tuned.strips_backward(width > 1)
+    comptime table = Tuned.strips_backward()
     comptime for i in range(len(table)):
         comptime t = table[i]
         comptime room = strided_backward_room(
@@ -166,17 +164,13 @@ def _by[
                 t.lanes,
                 t.vectors,
                 t.blocks,
-                width,
+                t.width(width, dealt, fewest=1),
+                dealt,
                 t.slotted,
                 t.together != 1,
-            ](dx, y, dy, rows, queue, t.cluster_blocks(rows.n, room))
+            ](to, of_y, of_dy, rows, queue, t.cluster_blocks(rows.n, room))
             return
-    comptime if width > 1:
-        # 0.57 / 0.52 (20000 positions)
-        streaming_strided_backward[log, 8, width](dx, y, dy, rows, queue)
-    else:
-        if rows.inner < 16:
-            # Neighbours are few; those of other positions are not far.
-            streaming_strided_backward[log, 8, 1](dx, y, dy, rows, queue)
-        else:
-            streaming_strided_backward[log, 32, 1](dx, y, dy, rows, queue)
+    # 0.57 / 0.52 (20000 positions)
+    streaming_strided_backward[log, 8, width, dealt](
+        to, of_y, of_dy, rows, queue
+    )

@@ -48,13 +48,22 @@ def strided[
         ):
             _by[finish, width](y, x, rows, queue)
         else:
-            _by[finish, 1](y, x, rows, queue)
+            comptime if S.in_memory:
+                _by[finish, width, dealt=True](y, x, rows, queue)
+            else:
+                _by[finish, 1](y, x, rows, queue)
 
 
 def _by[
-    S: RowSource, T: RowTarget, //, finish: Finish, width: Int
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    width: Int,
+    dealt: Bool = False,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Columns that are taken by vectors of `width`."""
+    """Columns that are taken by vectors of `width`, or by as many that are dealt.
+    """
     comptime gpu = DeviceContext.default_device_info
     comptime table = Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
@@ -75,18 +84,14 @@ def _by[
                 t.lanes,
                 t.vectors,
                 t.blocks,
-                width,
+                # One alone would be divided otherwise (`quotient`).
+                t.width(width, dealt, fewest=2),
+                dealt,
                 t.slotted,
                 t.together != 1,
             ](y, x, rows, queue, t.cluster_blocks(rows.n, room))
             return
-    comptime if width > 1:
-        # 0.53 (50257 positions)
-        streaming_strided[finish, 8, width](y, x, rows, queue)
-    else:
-        comptime if S.in_memory:
-            if rows.inner < 16:
-                # Neighbours are few; those of other positions are not far.
-                streaming_strided[finish, 8, 1](y, x, rows, queue)
-                return
-        streaming_strided[finish, 32, 1](y, x, rows, queue)
+    # 0.53 (50257 positions)
+    streaming_strided[finish, 8 if width > 1 else 32, width, dealt](
+        y, x, rows, queue
+    )

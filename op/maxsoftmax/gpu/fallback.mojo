@@ -1,11 +1,10 @@
 """Rows along any axis but the last: the tree kernel, turned.
 
 Neighbouring threads take neighbouring rows, so that their accesses coalesce although each row's own elements are
-`inner` apart. A block is a matrix of threads: as many columns as rows it takes, up to a warp's 32, and the threads of a
+`inner` apart. A block is a matrix of threads: as many columns as rows it takes, and the threads of a
 column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times, or computes it twice.
 """
 
-from std.bit import next_power_of_two
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.utils.numerics import neg_inf
@@ -145,6 +144,21 @@ def fallback_kernel[
             target.store(i, value)
 
 
+def columns_of_block[dtype: DType](block_size: Int, rows: Rows) -> Int:
+    """Returns how many neighbouring rows a block takes: pieces of 64 bytes or more, however few there are, as a row's bits follow from it.
+
+    Parameters:
+        dtype: Of the logits.
+
+    Args:
+        block_size: Threads a block.
+        rows: Rows along any axis.
+    """
+    return 1 if rows.inner == 1 else min(
+        8 if dtype == DType.float64 else 32, block_size
+    )
+
+
 def fallback[
     S: RowSource,
     T: RowTarget,
@@ -152,7 +166,7 @@ def fallback[
     finish: Finish,
     block_size: Int = COLUMNS_BLOCK_SIZE,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Launches `fallback_kernel`, a block for every 32 neighbouring rows.
+    """Launches `fallback_kernel`, a block for every few neighbouring rows.
 
     Parameters:
         S: Where logits come from.
@@ -166,7 +180,7 @@ def fallback[
         rows: Rows along any axis.
         queue: Where kernels are launched.
     """
-    var width = min(32, block_size, next_power_of_two(rows.inner))
+    var width = columns_of_block[S.elements](block_size, rows)
     queue.launch[fallback_kernel[S, T, finish, block_size]](
         y,
         x,

@@ -1,6 +1,5 @@
 """The backward kernel along any axis and of any alignment: `fallback` with two inputs and a single sum."""
 
-from std.bit import next_power_of_two
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.utils.static_tuple import StaticTuple
@@ -15,6 +14,7 @@ from ..math.gradient import Gradient
 from ..math.online import Sum, accumulator
 from ..queue import Queue
 from ..io.rows import Rows, Source, Target
+from .fallback import columns_of_block
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.tree_reduction import MAX_GRID, plus, tree_reduce
 
@@ -98,7 +98,7 @@ def fallback_backward[
     rows: Rows,
     queue: Queue,
 ) raises:
-    """Launches `fallback_backward_kernel`, a block for every 32 neighbouring rows.
+    """Launches `fallback_backward_kernel`, a block for every few neighbouring rows.
 
     Parameters:
         dtype: Dtype of all tensors.
@@ -111,7 +111,7 @@ def fallback_backward[
         rows: Rows along any axis.
         queue: Where kernels are launched.
     """
-    var width = min(32, next_power_of_two(rows.inner))
+    var width = columns_of_block[dtype](BLOCK_SIZE, rows)
     queue.launch[fallback_backward_kernel[dtype, log]](
         dx,
         y,

@@ -22,19 +22,19 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair
+from .partition.deal import COLUMN_THREADS
 from .partition.strided import (
-    COLUMN_THREADS,
-    Scratch,
-    StridedPart,
     end,
     is_exact,
+    Scratch,
     scratch_bytes,
+    StridedPart,
 )
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import add, kept_dtype, write_pair
+from .resident import add, kept_dtype
 from .hardware.warp_reduction import lanes_reduce
 
 comptime GROUP = 4
@@ -55,7 +55,8 @@ def resident_strided_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
-](y: T, x: S, all: Int64, across: Int64, n: Int64, share: Int64):
+    dealt: Bool,
+](y: T, x: S, columns: Int64, inner: Int64, n: Int64, share: Int64):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
     Parameters:
@@ -69,12 +70,13 @@ def resident_strided_kernel[
             hold.
         clustered: Whether the blocks of a cluster share the positions.
         width: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
+        dealt: As of `StridedPart`, of logits in memory.
 
     Args:
         y: Results; may be the same memory as `x`.
         x: Logits.
-        all: Vectors of columns: outer · inner / width, less than 2^31.
-        across: Those of a position: inner / width.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         share: Positions that a block takes.
     """
@@ -96,15 +98,14 @@ def resident_strided_kernel[
         loaded
     ]() >= 4 else DType.float32
     comptime none = Vector(neg_inf[DType.float32]())
-    var maxima = Scratch[lanes, width]()
-    var sums = Scratch[lanes, width]()
+    var maxima = Scratch[lanes, width, dealt]()
+    var sums = Scratch[lanes, width, dealt]()
     var thread = Int(thread_idx.x)
     var cluster = Cluster[clustered, lanes * width]()
-    var index = UInt32(cluster.index * lanes + thread % lanes)
-    var part = StridedPart[lanes, width, S.in_memory](
-        index,
-        UInt32(all),
-        UInt32(across),
+    var part = StridedPart[lanes, width, S.in_memory, dealt](
+        UInt32(cluster.index),
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         cluster.rank,
@@ -121,14 +122,16 @@ def resident_strided_kernel[
     var slots = Kept()
     comptime if copied:
         for i in range(vectors, last):
-            slots.fetch(
-                i - vectors, rebind[Source[Kept.dtype]](source.address(i))
+            source.fetch(
+                rebind[Slots[loaded, COLUMN_THREADS, width]](slots),
+                i - vectors,
+                i,
             )
     var raw = Array[Raw, held](fill=Raw(neg_inf[loaded]()))
     comptime for j in range(held):
         var i = j if j < vectors else last
         if read.has(i):
-            raw[j] = source.load[width](i)
+            raw[j] = source.load(i, read.left(i), raw[j])
 
     var largest = raw[0]
     comptime for j in range(1, held):
@@ -143,7 +146,7 @@ def resident_strided_kernel[
             var next = Array[Raw, vectors](fill=Raw(neg_inf[loaded]()))
             comptime for j in range(vectors):
                 if read.has(i + j):
-                    next[j] = source.load[width](i + j)
+                    next[j] = source.load(i + j)
             comptime for j in range(vectors):
                 if i + j < last:
                     largest = maximum(largest, next[j])
@@ -179,14 +182,12 @@ def resident_strided_kernel[
         pair = Pair(m, sums.reduce[False](thread, sum.value))
     comptime if S.has_sink:
         var logits = none
-        if index < UInt32(all):
-            logits = x.sink[width](part.outer, part.inner).cast[DType.float32]()
+        if part.is_there:
+            logits = part.sinks(x).cast[DType.float32]()
         pair = pair.joined[exact](logits)
     comptime if finish == Finish.PAIR:
-        if thread < lanes and cluster.rank == 0 and index < UInt32(all):
-            write_pair[exact](
-                y.pairs[DType.float32](), Int(index) * width, pair
-            )
+        if part.leads() and cluster.rank == 0:
+            part.write[exact](y.pairs[DType.float32](), pair)
         return
 
     # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
@@ -233,7 +234,7 @@ def resident_strided_kernel[
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.has(i):
-            target.store(i, finished[in_registers](raw[j]))
+            target.store(i, finished[in_registers](raw[j]), part.left(i))
     comptime if slotted:
         for i in range(vectors, last):
             if copied or part.has(i):
@@ -259,6 +260,7 @@ def resident_strided[
     vectors: Int,
     min_blocks_per_sm: Int,
     width: Int,
+    dealt: Bool,
     slotted: Bool = False,
     clustered: Bool = False,
 ](y: T, x: S, rows: Rows, queue: Queue, blocks: Int = 1) raises:
@@ -272,19 +274,19 @@ def resident_strided[
         vectors: Vectors that a thread holds in registers.
         min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Columns a vector, as for the kernel.
+        dealt: Whether they are dealt.
         slotted: Whether there may be more positions than registers for them.
         clustered: Whether the blocks of a cluster share the positions.
 
     Args:
         y: Results.
         x: Logits.
-        rows: Rows along any axis; `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
+            of it.
         queue: Where kernels are launched.
         blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
     """
     comptime deep = COLUMN_THREADS // lanes
-    var across = rows.inner // width
-    var total = rows.outer * across
     var share = ceildiv(rows.n, blocks)
     var bytes = 0
     comptime if slotted:
@@ -305,15 +307,16 @@ def resident_strided[
             slotted,
             clustered,
             width,
+            dealt,
         ]
     ](
         y,
         x,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(share),
-        grid_dim=ceildiv(total, lanes) * blocks,
+        grid_dim=ceildiv(rows.count(), lanes * width) * blocks,
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
         cluster_dim=together,
@@ -362,11 +365,11 @@ def _slot_bytes[S: RowSource](width: Int) -> Int:
 
 @inline(.always)
 def merge_columns[
-    lanes: Int, width: Int, //, exact: Bool
+    lanes: Int, width: Int, dealt: Bool, //, exact: Bool
 ](
     cluster: Cluster[True, lanes * width],
-    maxima: Scratch[lanes, width],
-    sums: Scratch[lanes, width],
+    maxima: Scratch[lanes, width, dealt],
+    sums: Scratch[lanes, width, dealt],
     thread: Int,
 ) -> Pair[width]:
     """Returns the pairs of whole rows, the same bits for every thread of a lane in all of the cluster.
@@ -377,6 +380,7 @@ def merge_columns[
     Parameters:
         lanes: Vectors of columns that the cluster takes.
         width: Columns a vector.
+        dealt: As of `Deal`.
         exact: Of the scale that the sums are in.
 
     Args:
@@ -390,7 +394,7 @@ def merge_columns[
     """
     comptime columns = lanes * width
     comptime all = columns * PORTABLE_BLOCKS
-    comptime assert Scratch[lanes, width].rows == PORTABLE_BLOCKS
+    comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
     var block = thread % PORTABLE_BLOCKS
     cluster.open()
     comptime for start in range(0, all, COLUMN_THREADS):

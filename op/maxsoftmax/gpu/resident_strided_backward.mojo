@@ -21,12 +21,8 @@ from .hardware.slots import Slots, wait_after
 from .hardware.team import largest_lane, maximum, total
 from .hardware.warp_reduction import lanes_reduce
 from .partition.row import anew
-from .partition.strided import (
-    COLUMN_THREADS,
-    Scratch,
-    StridedPart,
-    scratch_bytes,
-)
+from .partition.deal import COLUMN_THREADS
+from .partition.strided import Scratch, scratch_bytes, StridedPart
 from .resident import add
 from .resident_strided import GROUP
 
@@ -44,12 +40,13 @@ def resident_strided_backward_kernel[
     slotted: Bool,
     clustered: Bool,
     width: Int,
+    dealt: Bool,
 ](
     dx: MemoryTarget[dtype],
     y: MemorySource[dtype],
     dy: MemorySource[dtype],
-    all: Int64,
-    across: Int64,
+    columns: Int64,
+    inner: Int64,
     n: Int64,
     share: Int64,
     zero: UInt32,
@@ -64,14 +61,15 @@ def resident_strided_backward_kernel[
         min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
         slotted: Whether there are slots in shared memory for more.
         clustered: Whether the blocks of a cluster share the positions.
-        width: Columns a vector: as many as have 16 bytes, or 1 if not slotted.
+        width: Columns a vector: as many as have 16 bytes.
+        dealt: As of `StridedPart`.
 
     Args:
         dx: Gradient of the logits.
         y: Results of the forward op.
         dy: Their gradient.
-        all: Vectors of columns: outer · inner / width, less than 2^31.
-        across: Those of a position: inner / width.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         share: Positions that a block takes.
         zero: As for `anew`.
@@ -82,13 +80,13 @@ def resident_strided_backward_kernel[
     comptime Raw = SIMD[dtype, width]
     # With slots, one more vector in registers: of the last round, which not all threads have.
     comptime held = vectors + 1 if slotted else vectors
-    var scratch = Scratch[lanes, width]()
+    var scratch = Scratch[lanes, width, dealt]()
     var thread = Int(thread_idx.x)
     var cluster = Cluster[clustered, max(1, lanes * width // 2)]()
-    var part = StridedPart[lanes, width, True](
-        UInt32(cluster.index * lanes + thread % lanes),
-        UInt32(all),
-        UInt32(across),
+    var part = StridedPart[lanes, width, True, dealt](
+        UInt32(cluster.index),
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         cluster.rank,
@@ -103,15 +101,15 @@ def resident_strided_backward_kernel[
     var slots = Slots[dtype, COLUMN_THREADS, width]()
     comptime if slotted:
         for i in range(vectors, last):
-            slots.fetch(2 * (i - vectors), of_y.address(i))
-            slots.fetch(2 * (i - vectors) + 1, of_dy.address(i))
+            of_y.fetch(slots, 2 * (i - vectors), i)
+            of_dy.fetch(slots, 2 * (i - vectors) + 1, i)
     var results = Array[Raw, held](fill=Raw(0))
     var gradients = Array[Raw, held](fill=Raw(0))
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.has(i):
-            results[j] = of_y.load[width](i)
-            gradients[j] = of_dy.load[width](i)
+            results[j] = of_y.load(i, part.left(i), results[j])
+            gradients[j] = of_dy.load(i, part.left(i), gradients[j])
 
     var sum = Sum[F, width]()
     add_terms[log](sum, results, gradients)
@@ -154,6 +152,7 @@ def resident_strided_backward_kernel[
                 gradient.of(results[j].cast[F](), gradients[j].cast[F]()).cast[
                     dtype
                 ](),
+                part.left(i),
             )
     comptime if slotted:
         for i in range(vectors, last):
@@ -174,6 +173,7 @@ def resident_strided_backward[
     vectors: Int,
     min_blocks_per_sm: Int,
     width: Int,
+    dealt: Bool,
     slotted: Bool = False,
     clustered: Bool = False,
 ](
@@ -193,6 +193,7 @@ def resident_strided_backward[
         vectors: Vectors of each input that a thread holds in registers.
         min_blocks_per_sm: Blocks a multiprocessor is to hold.
         width: Columns a vector, as for the kernel.
+        dealt: Whether they are dealt.
         slotted: Whether there may be more positions than registers for them.
         clustered: Whether the blocks of a cluster share the positions.
 
@@ -200,13 +201,12 @@ def resident_strided_backward[
         dx: Gradient of the logits.
         y: Results of the forward op.
         dy: Their gradient.
-        rows: Rows along any axis; all tensors can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        rows: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
+            of it.
         queue: Where kernels are launched.
         blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
     """
     comptime deep = COLUMN_THREADS // lanes
-    var across = rows.inner // width
-    var total = rows.outer * across
     var share = ceildiv(rows.n, blocks)
     var bytes = 0
     comptime if slotted:
@@ -225,17 +225,18 @@ def resident_strided_backward[
             slotted,
             clustered,
             width,
+            dealt,
         ]
     ](
         dx,
         y,
         dy,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(share),
         UInt32(0),
-        grid_dim=ceildiv(total, lanes) * blocks,
+        grid_dim=ceildiv(rows.count(), lanes * width) * blocks,
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
         cluster_dim=together,
@@ -294,18 +295,22 @@ def add_terms[
     comptime for i in range(0, count, GROUP):
         var terms = SIMD[F, width](0)
         comptime for j in range(i, min(i + GROUP, count)):
-            terms += Gradient[log, False].term(
-                results[j].cast[F](), gradients[j].cast[F]()
-            )
+            var y = results[j].cast[F]()
+            var dy = gradients[j].cast[F]()
+            comptime if size_of[dtype]() > 2 and not log:
+                # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
+                terms = y.fma(dy, terms)
+            else:
+                terms += Gradient[log, False].term(y, dy)
         add[size_of[dtype]() > 2](sum, terms)
 
 
 @inline(.always)
 def sum_columns[
-    lanes: Int, width: Int, //
+    lanes: Int, width: Int, dealt: Bool, //
 ](
     cluster: Cluster[True, lanes * width // 2],
-    scratch: Scratch[lanes, width],
+    scratch: Scratch[lanes, width, dealt],
     thread: Int,
 ) -> SIMD[DType.float32, width]:
     """Returns the sums of whole rows, the same bits for every thread of a lane in all of the cluster.
@@ -316,6 +321,7 @@ def sum_columns[
     Parameters:
         lanes: Vectors of columns that the cluster takes.
         width: Columns a vector.
+        dealt: As of `Deal`.
 
     Args:
         cluster: This block's.
@@ -327,7 +333,7 @@ def sum_columns[
     """
     comptime pairs = lanes * width // 2
     comptime all = pairs * PORTABLE_BLOCKS
-    comptime assert Scratch[lanes, width].rows == PORTABLE_BLOCKS
+    comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
     var block = thread % PORTABLE_BLOCKS
     cluster.open()
     comptime for start in range(0, all, COLUMN_THREADS):

@@ -34,6 +34,7 @@ def streaming_computed_kernel[
     block_size: Int,
     vectors: Int,
     width: Int,
+    aligned: Bool,
 ](y: T, x: S, rows: Int64, n: Int64):
     """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a block for each.
 
@@ -44,6 +45,7 @@ def streaming_computed_kernel[
         block_size: Threads a block, at least a warp.
         vectors: Vectors that a thread keeps in registers.
         width: Elements a vector, of which `n` is a multiple.
+        aligned: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
 
     Args:
         y: Probabilities, or their logarithms.
@@ -65,9 +67,16 @@ def streaming_computed_kernel[
         def logits(i: Int) {imm} -> Vector:
             """Returns the logits from element `i` on, -inf where none take part.
             """
+            var values = Vector(neg_inf[accum]())
             if i < length:
-                return rebind[Vector](row.logits(i, row.load[width](i)))
-            return Vector(neg_inf[accum]())
+                comptime if aligned:
+                    values = rebind[Vector](row.logits(i, row.load[width](i)))
+                else:
+                    comptime for k in range(width):
+                        values[k] = rebind[Scalar[accum]](
+                            row.logits(i + k, row.load[1](i + k))
+                        )
+            return values
 
         var held = Array[Vector, vectors](fill=0)
         comptime for j in range(vectors):
@@ -100,7 +109,7 @@ def streaming_computed_kernel[
             if x.is_masked():
                 if empty:
                     values = nothing
-            target.store[True](i, values)
+            target.store[aligned](i, values)
 
         comptime for j in range(vectors):
             var i = thread * width + j * step
@@ -128,10 +137,10 @@ def streaming_computed[
     """
 
     @inline(.always)
-    def launch[width: Int]() raises {imm}:
+    def launch[width: Int, aligned: Bool = True]() raises {imm}:
         queue.launch[
             streaming_computed_kernel[
-                S, T, finish, Tuned.computed_block_size, 8, width
+                S, T, finish, Tuned.computed_block_size, 8, width, aligned
             ]
         ](
             y,
@@ -148,4 +157,9 @@ def streaming_computed[
         if whole_vectors[width](y, x, rows):
             launch[width]()
             return
+        comptime if S.Line.in_memory:
+            # A row's bits are not to depend on its address.
+            if rows.n % width == 0:
+                launch[width, aligned=False]()
+                return
     launch[1]()

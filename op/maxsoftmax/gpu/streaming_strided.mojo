@@ -21,29 +21,66 @@ from max.gpu import (
 
 from ..math.exponential import Scale
 from ..ops.finish import Finish
+from ..io.memory import MemorySource
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows
 from .hardware.cluster import Pair
-from .partition.strided import (
-    COLUMN_THREADS,
-    StridedPart,
-    Scratch,
-    end,
-    is_exact,
-)
+from .partition.deal import COLUMN_THREADS, Deal
+from .partition.strided import end, is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
-from .resident import add, write_pair
+from .resident import add
 from .tuning import Tuned
 
 comptime UNROLL = Tuned.strip_unroll
 """Vectors that a thread has under way at a time."""
 
 comptime Floats = Pointer[Float32, MutUntrackedOrigin]
-"""Where pairs wait between the launches: for each unit, first the maxima of all columns, then their sums."""
+"""Where pairs wait between the launches: first all maxima, then all sums."""
+
+
+@fieldwise_init
+struct Units(TrivialRegisterPassable):
+    """A number for each column of each unit: first all of a unit, those of a tile of columns one after the other.
+    """
+
+    var units: Int
+    """How many units there are."""
+    var tiles: Int
+    """How many tiles."""
+    var columns: Int
+    """Columns of a tile."""
+
+    @inline(.always)
+    def place(self, unit: Int, tile: Int) -> Int:
+        """Returns where those of a tile begin."""
+        return (unit * self.tiles + tile) * self.columns
+
+    @inline(.always)
+    def size(self) -> Int:
+        """Returns how many numbers these are."""
+        return self.place(self.units, 0)
+
+    @inline(.always)
+    def part[
+        lanes: Int, width: Int, dealt: Bool
+    ](self, thread: Int, tile: Int) -> StridedPart[lanes, width, True, dealt]:
+        """Returns what a thread takes of them: units are its positions.
+
+        Parameters:
+            lanes: As of `Deal`.
+            width: As of `Deal`.
+            dealt: As of `Deal`.
+
+        Args:
+            thread: This thread's index in the block.
+            tile: Which columns.
+        """
+        var all = UInt32(self.tiles * self.columns)
+        return {UInt32(tile), all, all, self.units, thread, 0, self.units}
 
 
 struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
@@ -96,78 +133,74 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def leave[
-        lanes: Int
-    ](self, pairs: Floats, unit: UInt32, index: UInt32, total: UInt32):
-        """Leaves the pairs of what the threads of each lane have seen. Every thread of the block calls this, once.
+        lanes: Int, dealt: Bool
+    ](self, pairs: Floats, thread: Int, unit: Int, tile: Int, layout: Units):
+        """Leaves the pairs of what the threads of each column have seen. Every thread of the block calls this, once.
 
         Parameters:
-            lanes: Vectors of columns that the block takes.
+            lanes: As of `Deal`.
+            dealt: As of `Deal`.
 
         Args:
             pairs: Where.
+            thread: This thread's index in the block.
             unit: Which positions they are of.
-            index: Which vector of columns this thread has.
-            total: How many there are.
+            tile: Which columns.
+            layout: How many there are of each.
         """
-        var maxima = Scratch[lanes, Self.width]()
-        var sums = Scratch[lanes, Self.width]()
-        var thread = Int(thread_idx.x)
+        comptime D = Deal[lanes, Self.width, dealt]
+        var maxima = Scratch[lanes, Self.width, dealt]()
+        var sums = Scratch[lanes, Self.width, dealt]()
         var all = maxima.reduce[True](thread, self.m)
         var sum = sums.reduce[False](
             thread, Pair(self.m, self.d.value).sum_over(Self.S(all))
         )
-        if thread < lanes and index < total:
-            var mine = pairs.unsafe_offset(
-                (Int(unit) * 2 * Int(total) + Int(index)) * Self.width
-            )
-            mine.unsafe_store[alignment=4 * Self.width](0, all)
-            mine.unsafe_store[alignment=4 * Self.width](
-                Int(total) * Self.width, sum
-            )
+        if D.chain(thread) == 0:
+            var mine = pairs.unsafe_offset(layout.place(unit, tile))
+            D.store(mine, thread, all)
+            D.store(mine.unsafe_offset(layout.size()), thread, sum)
 
 
 @inline(.always)
 def merge_units[
-    exact: Bool, lanes: Int, width: Int
-](pairs: Floats, index: UInt32, total: UInt32, units: Int) -> Pair[width]:
-    """Returns what all units have left of a vector of columns. Every thread of the block calls this, once.
+    exact: Bool, lanes: Int, width: Int, dealt: Bool
+](pairs: Floats, thread: Int, tile: Int, layout: Units) -> Pair[width]:
+    """Returns what all units have left of a thread's columns. Every thread of the block calls this, once.
 
     Parameters:
         exact: Of the scale that the sums are in.
-        lanes: Vectors of columns that the block takes.
-        width: Columns a vector.
+        lanes: As of `Deal`.
+        width: As of `Deal`.
+        dealt: As of `Deal`.
 
     Args:
         pairs: Where they are.
-        index: Which vector of columns this thread has.
-        total: How many there are.
-        units: How many.
+        thread: This thread's index in the block.
+        tile: Which columns.
+        layout: How many there are of each.
     """
     comptime Values = SIMD[DType.float32, width]
-    comptime deep = COLUMN_THREADS // lanes
-    var maxima = Scratch[lanes, width]()
-    var sums = Scratch[lanes, width]()
-    var thread = Int(thread_idx.x)
-    # Lanes beyond the last column read the last one's pairs.
-    var column = Int(min(index, total - 1)) * width
-    var stride = Int(total) * width
-    var m = Values(neg_inf[DType.float32]())
-    for i in range(thread // lanes, units, deep):
-        m = maximum(
-            m,
-            pairs.unsafe_load[width=width, alignment=4 * width](
-                column + 2 * i * stride
-            ),
-        )
+    comptime nothing = Values(neg_inf[DType.float32]())
+    var maxima = Scratch[lanes, width, dealt]()
+    var sums = Scratch[lanes, width, dealt]()
+    var part = layout.part[lanes, width, dealt](thread, tile)
+    var of_m = part.source(MemorySource(pairs))
+    var of_d = part.source(MemorySource(pairs.unsafe_offset(layout.size())))
+    var m = nothing
+    var i = 0
+    while part.has(i):
+        m = maximum(m, of_m.load(i, part.left(i), nothing))
+        i += 1
     m = maxima.reduce[True](thread, m)
     var scale = Scale[exact, width](m)
     var d = Values(0)
-    for i in range(thread // lanes, units, deep):
-        var theirs = pairs.unsafe_offset(column + 2 * i * stride)
+    i = 0
+    while part.has(i):
         d += Pair(
-            theirs.unsafe_load[width=width, alignment=4 * width](),
-            theirs.unsafe_load[width=width, alignment=4 * width](stride),
+            of_m.load(i, part.left(i), nothing),
+            of_d.load(i, part.left(i), Values(0)),
         ).sum_over(scale)
+        i += 1
     return Pair(m, sums.reduce[False](thread, d))
 
 
@@ -176,15 +209,16 @@ def merge_units[
     `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=False)),
 )
 def streaming_pairs_kernel[
-    S: RowSource, lanes: Int, width: Int
+    S: RowSource, lanes: Int, width: Int, dealt: Bool
 ](
     pairs: Floats,
     x: S,
-    total: Int64,
-    across: Int64,
+    columns: Int64,
+    inner: Int64,
     n: Int64,
     tiles: Int64,
     length: Int64,
+    units: Int64,
 ):
     """First launch: the pairs of each block's unit of its columns.
 
@@ -192,26 +226,26 @@ def streaming_pairs_kernel[
         S: Where logits come from, of 4 bytes or 2.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
+        dealt: As of `StridedPart`, of logits in memory.
 
     Args:
         pairs: Where the pairs go.
         x: Logits; their sink is not looked at.
-        total: Vectors of columns, less than 2^31.
-        across: Those of a position.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         tiles: Blocks that a unit is shared by.
         length: Positions of a unit.
+        units: How many units there are.
     """
     comptime Raw = SIMD[S.Column.loaded, width]
     var thread = Int(thread_idx.x)
     var unit = UInt32(block_idx.x) // UInt32(tiles)
-    var index = (UInt32(block_idx.x) - unit * UInt32(tiles)) * UInt32(
-        lanes
-    ) + UInt32(thread % lanes)
-    var part = StridedPart[lanes, width, S.in_memory](
-        index,
-        UInt32(total),
-        UInt32(across),
+    var tile = UInt32(block_idx.x) - unit * UInt32(tiles)
+    var part = StridedPart[lanes, width, S.in_memory, dealt](
+        tile,
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         Int(unit),
@@ -225,12 +259,22 @@ def streaming_pairs_kernel[
     var i = 0
     while part.has(i):
         var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
-        comptime for j in range(UNROLL):
-            if part.has(i + j):
-                raw[j] = source.load[width](i + j)
+        if dealt and part.has_all(i + UNROLL - 1):
+            comptime for j in range(UNROLL if dealt else 0):
+                raw[j] = source.load(i + j)
+        else:
+            comptime for j in range(UNROLL):
+                if part.has(i + j):
+                    raw[j] = source.load(i + j, part.left(i + j), raw[j])
         running.add(raw)
         i += UNROLL
-    running.leave[lanes](pairs, unit, index, UInt32(total))
+    running.leave[lanes, dealt](
+        pairs,
+        thread,
+        Int(unit),
+        Int(tile),
+        Units(Int(units), Int(tiles), lanes * width),
+    )
 
 
 @__llvm_metadata(
@@ -238,13 +282,18 @@ def streaming_pairs_kernel[
     `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=True)),
 )
 def streaming_results_kernel[
-    S: RowSource, T: RowTarget, finish: Finish, lanes: Int, width: Int
+    S: RowSource,
+    T: RowTarget,
+    finish: Finish,
+    lanes: Int,
+    width: Int,
+    dealt: Bool,
 ](
     y: T,
     x: S,
     pairs: Floats,
-    total: Int64,
-    across: Int64,
+    columns: Int64,
+    inner: Int64,
     n: Int64,
     tiles: Int64,
     share: Int64,
@@ -258,13 +307,14 @@ def streaming_results_kernel[
         finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
+        dealt: As of `StridedPart`, of logits in memory.
 
     Args:
         y: Results.
         x: Logits.
         pairs: What the first launch left.
-        total: Vectors of columns, less than 2^31.
-        across: Those of a position.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         tiles: Blocks that a span is shared by.
         share: Positions a span.
@@ -277,13 +327,11 @@ def streaming_results_kernel[
     # The last block's work is done first.
     var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
     var span = block // UInt32(tiles)
-    var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
-        thread % lanes
-    )
-    var part = StridedPart[lanes, width, S.in_memory](
-        index,
-        UInt32(total),
-        UInt32(across),
+    var tile = block - span * UInt32(tiles)
+    var part = StridedPart[lanes, width, S.in_memory, dealt](
+        tile,
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         Int(span),
@@ -291,21 +339,20 @@ def streaming_results_kernel[
     )
     var source = part.source(x)
     pdl_wait()
-    var pair = merge_units[exact, lanes, width](
-        pairs, index, UInt32(total), Int(units)
+    var pair = merge_units[exact, lanes, width, dealt](
+        pairs,
+        thread,
+        Int(tile),
+        Units(Int(units), Int(tiles), lanes * width),
     )
     comptime if not S.in_memory:
-        if index >= UInt32(total):
+        if not part.is_there:
             return
     comptime if S.has_sink:
-        pair = pair.joined[exact](
-            x.sink[width](part.outer, part.inner).cast[DType.float32]()
-        )
+        pair = pair.joined[exact](part.sinks(x).cast[DType.float32]())
     comptime if finish == Finish.PAIR:
-        if span == 0 and thread < lanes and index < UInt32(total):
-            write_pair[exact](
-                y.pairs[DType.float32](), Int(index) * width, pair
-            )
+        if span == 0 and part.leads():
+            part.write[exact](y.pairs[DType.float32](), pair)
         return
     var scale = Scale[exact, width](pair.m)
     var factor = end[finish, exact](pair, x.is_masked())
@@ -316,18 +363,24 @@ def streaming_results_kernel[
         read = part.before(source.length(Int(n)))
     for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
         var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
+        if dealt and read.has_all(group * UNROLL + UNROLL - 1):
+            comptime for j in range(UNROLL if dealt else 0):
+                raw[j] = source.load(group * UNROLL + j)
+        else:
+            comptime for j in range(UNROLL):
+                var i = group * UNROLL + j
+                if read.has(i):
+                    raw[j] = source.load(i, read.left(i), raw[j])
         comptime for j in range(UNROLL):
-            if read.has(group * UNROLL + j):
-                raw[j] = source.load[width](group * UNROLL + j)
-        comptime for j in range(UNROLL):
-            if part.has(group * UNROLL + j):
+            var i = group * UNROLL + j
+            if part.has(i):
                 var logits = raw[j].cast[DType.float32]()
                 var result: Vector
                 comptime if finish == Finish.LOGARITHMS:
                     result = (logits - pair.m) - factor
                 else:
                     result = scale.exp(logits) * factor
-                target.store(group * UNROLL + j, result)
+                target.store(i, result, part.left(i))
 
 
 def min_blocks[S: RowSource](width: Int, *, writes: Bool) -> Int:
@@ -363,7 +416,13 @@ def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
 
 
 def streaming_strided[
-    S: RowSource, T: RowTarget, //, finish: Finish, lanes: Int, width: Int
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    lanes: Int,
+    width: Int,
+    dealt: Bool,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches the two kernels.
 
@@ -373,28 +432,31 @@ def streaming_strided[
         finish: What of each row is written.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector: a power of two.
+        dealt: Whether they are dealt.
 
     Args:
         y: Results, not in the memory of `x`.
         x: Logits.
-        rows: Rows along any axis; `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
+            of it.
         queue: Where kernels are launched.
     """
-    var across = rows.inner // width
-    var total = rows.outer * across
-    var tiles = ceildiv(total, lanes)
+    var tiles = ceildiv(rows.count(), lanes * width)
     var length = unit_length(rows.n)
     var units = ceildiv(rows.n, length)
-    var memory = queue.scratch[DType.float32](2 * units * total * width)
+    var memory = queue.scratch[DType.float32](
+        2 * Units(units, tiles, lanes * width).size()
+    )
     var pairs = memory.pointer
-    queue.launch[streaming_pairs_kernel[S, lanes, width]](
+    queue.launch[streaming_pairs_kernel[S, lanes, width, dealt]](
         pairs,
         x,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(tiles),
         Int64(length),
+        Int64(units),
         grid_dim=tiles * units,
         block_dim=COLUMN_THREADS,
         attributes=pdl_attributes(),
@@ -403,12 +465,12 @@ def streaming_strided[
     var share = rows.n
     comptime if finish != Finish.PAIR:
         share = span_length[lanes](rows.n, tiles, queue.sm_count())
-    queue.launch[streaming_results_kernel[S, T, finish, lanes, width]](
+    queue.launch[streaming_results_kernel[S, T, finish, lanes, width, dealt]](
         y,
         x,
         pairs,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(tiles),
         Int64(share),

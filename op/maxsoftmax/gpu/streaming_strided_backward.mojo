@@ -23,21 +23,21 @@ from ..math.online import Sum
 from ..queue import Queue
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again
-from .partition.strided import COLUMN_THREADS, Scratch, StridedPart
+from .partition.deal import COLUMN_THREADS, Deal
+from .partition.strided import Scratch, StridedPart
 from .resident import add
 from .resident_strided_backward import add_terms
 from .streaming_strided import (
     Floats,
+    Units,
     span_length,
     unit_length,
 )
 from .tuning import Tuned
 
 
-def _unroll(width: Int) -> Int:
-    """Returns how many vectors of each input a thread has under way at a time.
-    """
-    return 4 if width > 1 else 8
+comptime UNROLL = 4
+"""Vectors of each input that a thread has under way at a time."""
 
 
 @__llvm_metadata(
@@ -45,16 +45,17 @@ def _unroll(width: Int) -> Int:
     `nvvm.minctasm`=SIMDLength(Tuned.strip_readers),
 )
 def strided_sums_kernel[
-    dtype: DType, log: Bool, lanes: Int, width: Int
+    dtype: DType, log: Bool, lanes: Int, width: Int, dealt: Bool
 ](
     sums: Floats,
     y: MemorySource[dtype],
     dy: MemorySource[dtype],
-    total: Int64,
-    across: Int64,
+    columns: Int64,
+    inner: Int64,
     n: Int64,
     tiles: Int64,
     length: Int64,
+    units: Int64,
 ):
     """First launch: what each block's unit of its columns sums to.
 
@@ -63,28 +64,27 @@ def strided_sums_kernel[
         log: Whether y are logarithms of probabilities, which are not looked at then.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
+        dealt: As of `StridedPart`.
 
     Args:
         sums: Where they go: for each unit those of all columns.
         y: Results of the forward op.
         dy: Their gradient.
-        total: Vectors of columns, less than 2^31.
-        across: Those of a position.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         tiles: Blocks that a unit is shared by.
         length: Positions of a unit.
+        units: How many units there are.
     """
     comptime Raw = SIMD[dtype, width]
-    comptime unroll = _unroll(width)
     var thread = Int(thread_idx.x)
     var unit = UInt32(block_idx.x) // UInt32(tiles)
-    var index = (UInt32(block_idx.x) - unit * UInt32(tiles)) * UInt32(
-        lanes
-    ) + UInt32(thread % lanes)
-    var part = StridedPart[lanes, width, True](
-        index,
-        UInt32(total),
-        UInt32(across),
+    var tile = UInt32(block_idx.x) - unit * UInt32(tiles)
+    var part = StridedPart[lanes, width, True, dealt](
+        tile,
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         Int(unit),
@@ -96,20 +96,24 @@ def strided_sums_kernel[
     var sum = Sum[DType.float32, width]()
     var i = 0
     while part.has(i):
-        var results = Array[Raw, unroll](fill=Raw(0))
-        var gradients = Array[Raw, unroll](fill=Raw(0))
-        comptime for j in range(unroll):
+        var results = Array[Raw, UNROLL](fill=Raw(0))
+        var gradients = Array[Raw, UNROLL](fill=Raw(0))
+        comptime for j in range(UNROLL):
             if part.has(i + j):
+                var left = part.left(i + j)
                 comptime if not log:
-                    results[j] = of_y.load[width](i + j)
-                gradients[j] = of_dy.load[width](i + j)
+                    results[j] = of_y.load(i + j, left, results[j])
+                gradients[j] = of_dy.load(i + j, left, gradients[j])
         add_terms[log](sum, results, gradients)
-        i += unroll
-    var scratch = Scratch[lanes, width]()
-    var whole = scratch.reduce[False](thread, sum.value)
-    if thread < lanes and index < UInt32(total):
-        sums.unsafe_store[alignment=4 * width](
-            (Int(unit) * Int(total) + Int(index)) * width, whole
+        i += UNROLL
+    var whole = Scratch[lanes, width, dealt]().reduce[False](thread, sum.value)
+    comptime D = Deal[lanes, width, dealt]
+    if D.chain(thread) == 0:
+        var layout = Units(Int(units), Int(tiles), lanes * width)
+        D.store(
+            sums.unsafe_offset(layout.place(Int(unit), Int(tile))),
+            thread,
+            whole,
         )
 
 
@@ -118,14 +122,14 @@ def strided_sums_kernel[
     `nvvm.minctasm`=SIMDLength(Tuned.strip_readers),
 )
 def strided_gradients_kernel[
-    dtype: DType, log: Bool, lanes: Int, width: Int
+    dtype: DType, log: Bool, lanes: Int, width: Int, dealt: Bool
 ](
     dx: MemoryTarget[dtype],
     y: MemorySource[dtype],
     dy: MemorySource[dtype],
     sums: Floats,
-    total: Int64,
-    across: Int64,
+    columns: Int64,
+    inner: Int64,
     n: Int64,
     tiles: Int64,
     share: Int64,
@@ -138,14 +142,15 @@ def strided_gradients_kernel[
         log: Whether y are logarithms of probabilities.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
+        dealt: As of `StridedPart`.
 
     Args:
         dx: Gradient of the logits.
         y: Results of the forward op.
         dy: Their gradient.
         sums: What the first launch left.
-        total: Vectors of columns, less than 2^31.
-        across: Those of a position.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
         n: Positions.
         tiles: Blocks that a span is shared by.
         share: Positions a span.
@@ -154,18 +159,15 @@ def strided_gradients_kernel[
     comptime exact = size_of[dtype]() > 2
     comptime F = DType.float32
     comptime Raw = SIMD[dtype, width]
-    comptime unroll = _unroll(width)
     var thread = Int(thread_idx.x)
     # The last block's work is done first.
     var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
     var span = block // UInt32(tiles)
-    var index = (block - span * UInt32(tiles)) * UInt32(lanes) + UInt32(
-        thread % lanes
-    )
-    var part = StridedPart[lanes, width, True](
-        index,
-        UInt32(total),
-        UInt32(across),
+    var tile = block - span * UInt32(tiles)
+    var part = StridedPart[lanes, width, True, dealt](
+        tile,
+        UInt32(columns),
+        UInt32(inner),
         Int(n),
         thread,
         Int(span),
@@ -175,41 +177,43 @@ def strided_gradients_kernel[
     var of_dy = part.source(dy)
     var target = part.target(dx)
     pdl_wait()
-    # Lanes beyond the last column read the last one's sums.
-    var column = Int(min(index, UInt32(total) - 1))
+    var of_units = Units(Int(units), Int(tiles), lanes * width).part[
+        lanes, width, dealt
+    ](thread, Int(tile))
+    var parts = of_units.source(MemorySource(sums))
     var sum = Sum[F, width]()
-    for unit in range(thread // lanes, Int(units), COLUMN_THREADS // lanes):
-        add[exact](
-            sum,
-            sums.unsafe_load[width=width, alignment=4 * width](
-                (unit * Int(total) + column) * width
-            ),
-        )
-    var scratch = Scratch[lanes, width]()
+    var i = 0
+    while of_units.has(i):
+        add[exact](sum, parts.load(i, of_units.left(i), SIMD[F, width](0)))
+        i += 1
     var gradient = Gradient[log, exact, F, width](
-        scratch.reduce[False](thread, sum.value)
+        Scratch[lanes, width, dealt]().reduce[False](thread, sum.value)
     )
 
-    for group in range(ceildiv(part.rounds(), unroll) - 1, -1, -1):
-        var results = Array[Raw, unroll](fill=Raw(0))
-        var gradients = Array[Raw, unroll](fill=Raw(0))
-        comptime for j in range(unroll):
-            if part.has(group * unroll + j):
-                results[j] = of_y.load[width](group * unroll + j)
-                gradients[j] = of_dy.load[width](group * unroll + j)
-        comptime for j in range(unroll):
-            if part.has(group * unroll + j):
+    for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
+        var results = Array[Raw, UNROLL](fill=Raw(0))
+        var gradients = Array[Raw, UNROLL](fill=Raw(0))
+        comptime for j in range(UNROLL):
+            var at = group * UNROLL + j
+            if part.has(at):
+                var left = part.left(at)
+                results[j] = of_y.load(at, left, results[j])
+                gradients[j] = of_dy.load(at, left, gradients[j])
+        comptime for j in range(UNROLL):
+            var at = group * UNROLL + j
+            if part.has(at):
                 target.store(
-                    group * unroll + j,
+                    at,
                     gradient.of(
                         again(results[j]).cast[F](),
                         again(gradients[j]).cast[F](),
                     ).cast[dtype](),
+                    part.left(at),
                 )
 
 
 def streaming_strided_backward[
-    dtype: DType, //, log: Bool, lanes: Int, width: Int
+    dtype: DType, //, log: Bool, lanes: Int, width: Int, dealt: Bool
 ](
     dx: MemoryTarget[dtype],
     y: MemorySource[dtype],
@@ -224,42 +228,45 @@ def streaming_strided_backward[
         log: Whether y are logarithms of probabilities.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector: a power of two.
+        dealt: Whether they are dealt.
 
     Args:
         dx: Gradient of the logits, not in the memory of `y` or `dy`.
         y: Results of the forward op.
         dy: Their gradient.
-        rows: Rows along any axis; all tensors can be had in vectors of `width`, and `rows.inner` is a multiple of it.
+        rows: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
+            of it.
         queue: Where kernels are launched.
     """
-    var across = rows.inner // width
-    var total = rows.outer * across
-    var tiles = ceildiv(total, lanes)
+    var tiles = ceildiv(rows.count(), lanes * width)
     var length = unit_length(rows.n)
     var units = ceildiv(rows.n, length)
-    var memory = queue.scratch[DType.float32](units * total * width)
+    var memory = queue.scratch[DType.float32](
+        Units(units, tiles, lanes * width).size()
+    )
     var sums = memory.pointer
-    queue.launch[strided_sums_kernel[dtype, log, lanes, width]](
+    queue.launch[strided_sums_kernel[dtype, log, lanes, width, dealt]](
         sums,
         y,
         dy,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(tiles),
         Int64(length),
+        Int64(units),
         grid_dim=tiles * units,
         block_dim=COLUMN_THREADS,
         attributes=pdl_attributes(),
     )
     var share = span_length[lanes](rows.n, tiles, queue.sm_count())
-    queue.launch[strided_gradients_kernel[dtype, log, lanes, width]](
+    queue.launch[strided_gradients_kernel[dtype, log, lanes, width, dealt]](
         dx,
         y,
         dy,
         sums,
-        Int64(total),
-        Int64(across),
+        Int64(rows.count()),
+        Int64(rows.inner),
         Int64(rows.n),
         Int64(tiles),
         Int64(share),

@@ -244,11 +244,16 @@ struct MemoryTargetColumn[dtype: DType](TargetColumn):
     """From one to the next."""
 
     @inline(.always)
+    def address(self, i: Int) -> Target[Self.stored]:
+        """Returns where element `i` of the first row goes."""
+        return self.first.unsafe_offset(i * self.step)
+
+    @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows, which is aligned."""
-        self.first.unsafe_offset(i * self.step).unsafe_store[
+        self.address(i).unsafe_store[
             alignment=Int(width) * size_of[Self.dtype]()
         ](0, rounded[Self.dtype](values))
 

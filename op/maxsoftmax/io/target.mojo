@@ -1,6 +1,7 @@
 """What a kernel asks of where results go; see `source`."""
 
 from std.builtin.device_passable import DevicePassable
+from std.sys import size_of
 
 from .rows import Target
 
@@ -17,6 +18,12 @@ trait TargetColumn(TrivialRegisterPassable):
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows, rounded."""
         ...
+
+    @inline(.always)
+    def address(self, i: Int) -> Target[Self.stored]:
+        """Returns where in memory element `i` of the first row goes, to a target that is there.
+        """
+        return Target[Self.stored](unsafe_from_address=size_of[Self.stored]())
 
     @inline(.always)
     def forget(mut self):

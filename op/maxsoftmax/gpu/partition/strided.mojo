@@ -3,48 +3,53 @@
 Seen as (outer, n, inner), the tensor has outer × inner rows, which this file calls columns, of n positions that are
 `inner` apart. Columns are taken by the vector. A block is a matrix of threads: `lanes` neighbouring vectors of columns
 wide, so that every position is read in pieces as long as that, and as deep as it has threads for; those of a lane take
-its positions in turn. Lanes are counted through all of the tensor, so that a small `inner` leaves none idle.
+its positions in turn. Columns are counted through all of the tensor, so that a small `inner` leaves no lane idle.
 """
 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
 from std.sys import size_of
 from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
 from ...math.exponential import logarithm
 from ...ops.finish import Finish
+from ...io.rows import Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
 from ..hardware.cluster import Pair
 from ..hardware.team import maximum
 from ..hardware.tree_reduction import Shared
 from ..hardware.warp_reduction import lanes_reduce
-
-comptime COLUMN_THREADS = 256
-"""Threads a block."""
+from .deal import COLUMN_THREADS, Deal, Sources, Targets
 
 
-struct StridedPart[lanes: Int, width: Int, counted: Bool](
+struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     TrivialRegisterPassable
 ):
-    """The vectors of one thread: every `deep`-th position of the block's share of a lane's columns.
+    """The vectors of one thread: every `deep`-th position of the block's share of some columns.
 
     Parameters:
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
         counted: Whether its bounds are counts of 32 bits, which is best where a vector's address is a multiple of its
             index away; otherwise they are positions, as computed logits are asked for by them.
+        dealt: As of `Deal`, of what is in memory and `counted`; otherwise `inner` is a multiple of `width`. Where there are more
+            columns in a block than are left, the last is taken again.
     """
 
+    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
     comptime deep = COLUMN_THREADS // Self.lanes
-    """Threads a lane."""
+    """Chains of a column."""
 
-    var outer: Int
-    """Place of the first column before the axis."""
-    var inner: Int
-    """Place of the first column after it."""
+    var outer: StaticTuple[Int, Self.D.columns]
+    """Place of each column before the axis."""
+    var inner: StaticTuple[Int, Self.D.columns]
+    """Place of each after it."""
+    var is_there: Bool
+    """Whether the tensor has any of them."""
     var n: Int
     """Positions of the tensor."""
     var stride: Int
@@ -54,61 +59,140 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool](
     var first: Int
     """This thread's first."""
     var end: Int
-    """The one after the block's last; no more than `start` where the lane is beyond the last."""
+    """The one after the block's last; no more than `start` where the columns are beyond the last."""
     var count: Int32
-    """Positions of the block; none where the lane is beyond the last."""
+    """Positions of the block; none where the columns are beyond the last."""
     var ahead: Int32
     """How many of them are not before this thread's first."""
 
     @inline(.always)
     def __init__(
         out self,
-        index: UInt32,
-        vectors: UInt32,
-        across: UInt32,
+        tile: UInt32,
+        columns: UInt32,
+        inner: UInt32,
         n: Int,
         thread: Int,
         rank: Int,
         share: Int,
     ):
-        """A thread's part of vector `index` of columns.
+        """A thread's part of some columns.
 
         Args:
-            index: Which vector of columns.
-            vectors: How many there are in the tensor.
-            across: How many there are in a position: inner / width.
+            tile: Which columns: those of `lanes` vectors.
+            columns: How many there are in the tensor, less than 2^31.
+            inner: How many there are in a position.
             n: Positions.
             thread: This thread's index in the block.
             rank: The block's, among those that share the positions.
             share: Positions that each of them takes, as long as there are any; less than 2^31.
         """
-        var outer = index // across
-        var mine = thread // Self.lanes
-        self.outer = Int(outer)
-        self.inner = Int(index - outer * across) * Self.width
+        self.outer = StaticTuple[Int, Self.D.columns]()
+        self.inner = StaticTuple[Int, Self.D.columns]()
+        self.is_there = True
+        comptime for c in range(Self.D.columns):
+            var column = tile * UInt32(Self.lanes * Self.width) + UInt32(
+                Self.D.column(thread, c)
+            )
+            comptime if c == 0:
+                self.is_there = column < columns
+            comptime if Self.dealt:
+                column = min(column, columns - 1)
+            var outer = column // inner
+            self.outer[c] = Int(outer)
+            self.inner[c] = Int(column - outer * inner)
+        var mine = Self.D.chain(thread)
         self.n = n
-        self.stride = Int(across) * Self.width
+        self.stride = Int(inner)
         self.start = rank * share
         self.first = self.start + mine
-        self.end = min(n, self.start + share) if index < vectors else 0
+        self.end = min(n, self.start + share) if self.is_there else 0
         self.count = Int32(
             max(0, min(share, n - self.start))
-        ) if index < vectors else Int32(0)
+        ) if self.is_there else Int32(0)
         self.ahead = self.count - Int32(mine)
 
     @inline(.always)
-    def source[S: RowSource, //](self, x: S) -> S.Column:
-        """Returns this thread's vectors of logits."""
-        return x.column(
-            self.outer, self.inner, self.first, Self.deep, self.n, self.stride
-        )
+    def source[
+        S: RowSource, //
+    ](self, x: S) -> Sources[S.Column, Self.lanes, Self.width, Self.dealt]:
+        """Returns where this thread reads."""
+        var columns = StaticTuple[S.Column, Self.D.columns]()
+        comptime for c in range(Self.D.columns):
+            columns[c] = x.column(
+                self.outer[c],
+                self.inner[c],
+                self.first,
+                Self.deep,
+                self.n,
+                self.stride,
+            )
+        return {columns, self.stride}
 
     @inline(.always)
-    def target[T: RowTarget, //](self, y: T) -> T.Column:
-        """Returns where this thread's vectors of results go."""
-        return y.column(
-            self.outer, self.inner, self.first, Self.deep, self.n, self.stride
-        )
+    def target[
+        T: RowTarget, //
+    ](self, y: T) -> Targets[T.Column, Self.lanes, Self.width, Self.dealt]:
+        """Returns where this thread writes."""
+        var columns = StaticTuple[T.Column, Self.D.columns]()
+        comptime for c in range(Self.D.columns):
+            columns[c] = y.column(
+                self.outer[c],
+                self.inner[c],
+                self.first,
+                Self.deep,
+                self.n,
+                self.stride,
+            )
+        return {columns, self.stride}
+
+    @inline(.always)
+    def sinks[
+        S: RowSource, //
+    ](self, x: S) -> SIMD[S.Column.loaded, Self.width]:
+        """Returns the additional logits of its columns, which are computed."""
+        comptime assert not Self.dealt
+        return x.sink[Self.width](self.outer[0], self.inner[0])
+
+    @inline(.always)
+    def write[
+        exact: Bool
+    ](self, y: Target[DType.float32], pair: Pair[Self.width]):
+        """Writes the pairs of its columns.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            y: Where those of the first column are.
+            pair: What to write.
+        """
+        comptime values = Self.width // Self.D.columns
+        var d = pair.relative[exact]()
+        comptime for k in range(Self.width):
+            comptime c = k // values
+            comptime if not Self.dealt or k % values == 0:
+                var column = self.outer[c] * self.stride + self.inner[c]
+                comptime if not Self.dealt:
+                    column += k
+                y[unsafe_offset=2 * column] = pair.m[k]
+                y[unsafe_offset=2 * column + 1] = d[k]
+
+    @inline(.always)
+    def leads(self) -> Bool:
+        """Returns whether this thread has the first chains of its columns, which somebody else has as well where these are beyond the last.
+        """
+        return self.is_there and self.first == self.start
+
+    @inline(.always)
+    def has_all(self, i: Int) -> Bool:
+        """Returns whether all of its chains have a vector `i`."""
+        return self.left(i) >= Int32(Self.D.chains)
+
+    @inline(.always)
+    def left(self, i: Int) -> Int32:
+        """Returns how many of its chains have a vector `i`, or more."""
+        return self.ahead - Int32(i * Self.deep)
 
     @inline(.always)
     def before(self, length: Int) -> Self:
@@ -148,20 +232,21 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool](
             return max(0, self.end - self.start)
 
 
-struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
+struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
     """Shared memory in which the threads of each lane combine a value a column.
 
     Parameters:
         lanes: Vectors of columns that the block takes.
         width: Columns a vector.
+        dealt: As of `Deal`.
     """
 
+    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
     comptime rows = COLUMN_THREADS // max(Self.lanes, WARP_SIZE)
     """Threads a lane that are left when those of a warp have combined theirs."""
     comptime columns = Self.lanes * Self.width
     comptime stride = Self.columns + 4
     """From one row to the next: in other banks."""
-    comptime alignment = min(16, 4 * Self.width)
     comptime Values = SIMD[DType.float32, Self.width]
 
     var first: Shared[Float32]
@@ -191,10 +276,8 @@ struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def take(self, row: Int, thread: Int) -> Self.Values:
-        """Returns what is in a row for this thread's lane."""
-        return self.first.unsafe_load[
-            width=Self.width, alignment=Self.alignment
-        ](row * Self.stride + thread % Self.lanes * Self.width)
+        """Returns what is in a row for this thread's columns."""
+        return self.D.load(self.first.unsafe_offset(row * Self.stride), thread)
 
     @inline(.always)
     def gather[
@@ -211,21 +294,23 @@ struct Scratch[lanes: Int, width: Int](TrivialRegisterPassable):
             value: This thread's value.
 
         Returns:
-            The combined value of those of the lane that are in this warp.
+            The combined value of those that are in this warp.
         """
-        var result = value
-        comptime if Self.lanes < WARP_SIZE:
-            result = lanes_reduce[
-                combine_columns[largest, dtype, Self.width],
-                WARP_SIZE,
-                Self.lanes,
-            ](value)
-        var wide = result.cast[DType.float32]()
+        var wide = Self.D.of_chains[
+            combine_columns[largest, dtype, Self.width]
+        ](value).cast[DType.float32]()
         comptime if Self.rows > 1:
-            var row = thread // max(Self.lanes, WARP_SIZE)
-            if Self.lanes >= WARP_SIZE or thread % WARP_SIZE < Self.lanes:
-                self.first.unsafe_store[alignment=Self.alignment](
-                    row * Self.stride + thread % Self.lanes * Self.width, wide
+            # Threads of a warp that have its columns.
+            comptime some = min(
+                WARP_SIZE, Self.D.of_warp if Self.dealt else Self.lanes
+            )
+            if some == WARP_SIZE or thread % WARP_SIZE < some:
+                self.D.store(
+                    self.first.unsafe_offset(
+                        thread // max(Self.lanes, WARP_SIZE) * Self.stride
+                    ),
+                    thread,
+                    wide,
                 )
             barrier()
         return wide

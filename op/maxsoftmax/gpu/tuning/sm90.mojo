@@ -53,7 +53,7 @@ struct Sm90(Tuning):
     def strips(wide: Bool, in_memory: Bool, in_vectors: Bool) -> List[Strip]:
         var table = Self.strips_of_blocks(wide, in_memory, in_vectors)
         if not in_vectors:
-            table.append(Strip(128, 32, 16, 4 if in_memory else 3, False, 0))
+            table.append(Strip(128, 32, 16, 3, False, together=0))
             return table^
         # 0.93 / 0.82 (1000 and 4000 positions)
         var last = table[len(table) - 1]
@@ -68,11 +68,8 @@ struct Sm90(Tuning):
         return table^
 
     @staticmethod
-    def strips_backward(in_vectors: Bool) -> List[Strip]:
-        var table = Self.strips_backward_of_blocks(in_vectors)
-        if not in_vectors:
-            table.append(Strip(128, 32, 16, 3, False, together=0))
-            return table^
+    def strips_backward() -> List[Strip]:
+        var table = Self.strips_backward_of_blocks()
         table += [
             # 0.97 / 0.87 (1024 positions); with as few blocks as have room 0.93 / 0.84.
             Strip(HAS_ROOM, 8, 3, 3, True, together=2),

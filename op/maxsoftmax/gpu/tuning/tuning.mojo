@@ -153,7 +153,7 @@ trait Tuning:
         Args:
             wide: Whether elements have 4 bytes, not 2.
             in_memory: Whether logits are not computed as they are read.
-            in_vectors: Whether columns can be taken by the vector.
+            in_vectors: Whether columns are taken by the vector, as in memory they always are.
         """
         var table = Self.strips_of_blocks(wide, in_memory, in_vectors)
         if in_memory and in_vectors:
@@ -167,17 +167,17 @@ trait Tuning:
         """Those of which a block holds enough to keep a multiprocessor busy with others.
         """
         if not in_vectors:
-            # Of computed logits the addresses are as many as the elements.
-            var blocks = 4 if in_memory else 3
+            # Computed one by one.
             return [
-                Strip(8, 256, 8, 6 if in_memory else 4, False, 1),  # 0.98
-                Strip(64, 64, 16, blocks, False, 1),  # 0.63
-                Strip(128, 32, 16, blocks, False, 1),
+                Strip(8, 256, 8, 4, False, 1),
+                Strip(64, 64, 16, 3, False, 1),
+                Strip(128, 32, 16, 3, False, 1),
             ]
         # 16×1024×1024 scaled along axis 1: float32 48 µs by three blocks, 54 by two; bfloat16 38 and 30.
         var blocks = 4 if in_memory else (3 if wide else 2)
         return [
             Strip(4, 256, 4, 4, False, 1),
+            Strip(8, 256, 8, 3 if wide else 2, False, 1),
             Strip(16, 64, 4, 4, False, 1),
             Strip(64, 16, 4, 4, False, 1),
             Strip(128, 8, 4, 4, False, 1),  # 0.94
@@ -185,29 +185,20 @@ trait Tuning:
         ]
 
     @staticmethod
-    def strips_backward(in_vectors: Bool) -> List[Strip]:
-        """Columns of which the gradient of logits is wanted: by the vector from 65 positions on in pieces of 128 bytes.
-
-        Args:
-            in_vectors: Whether columns can be taken by the vector.
+    def strips_backward() -> List[Strip]:
+        """Columns of which the gradient of logits is wanted: from 65 positions on in pieces of 128 bytes.
         """
-        var table = Self.strips_backward_of_blocks(in_vectors)
-        if in_vectors:
-            table.append(Strip(HAS_ROOM, 8, 8, 2, True, 1))
+        var table = Self.strips_backward_of_blocks()
+        table.append(Strip(HAS_ROOM, 8, 8, 2, True, 1))
         return table^
 
     @staticmethod
-    def strips_backward_of_blocks(in_vectors: Bool) -> List[Strip]:
+    def strips_backward_of_blocks() -> List[Strip]:
         """Those of which a block holds enough to keep a multiprocessor busy with others.
         """
-        if not in_vectors:
-            return [
-                Strip(8, 256, 8, 4, False, 1),
-                Strip(64, 64, 16, 3, False, 1),
-                Strip(128, 32, 16, 3, False, 1),
-            ]
         return [
             Strip(4, 256, 4, 3, False, 1),
+            Strip(8, 256, 8, 2, False, 1),
             Strip(16, 64, 4, 3, False, 1),
             Strip(64, 16, 4, 3, False, 1),
             Strip(128, 8, 4, 3, False, 1),  # 1.00 / 1.00
