@@ -1,6 +1,6 @@
 """What all C functions share: contexts, calls, and errors as texts."""
 
-from std.ffi import external_call
+from std.ffi import _Global, external_call
 from std.memory import bitcast, unsafe_memcpy
 from std.sys import get_defined_string, size_of
 from max.gpu.host import DeviceContext
@@ -221,6 +221,32 @@ def count[O: Op](call: Int) -> Int:
         return most
 
 
+comptime DEVICES = 64
+"""The CPU, and the GPUs whose contexts are found by their index."""
+
+
+def _none() -> Array[Int, DEVICES]:
+    return Array[Int, DEVICES](fill=0)
+
+
+comptime _contexts = _Global["maxsoftmax_contexts", _none]
+"""Addresses of contexts, that of the CPU first: one table for all libraries of the process."""
+
+
+def opened(device: Int) -> Int:
+    """Returns the address of the context of a device that somebody has opened, or 0.
+
+    Args:
+        device: As of `open`.
+    """
+    if device + 1 >= DEVICES:
+        return 0
+    try:
+        return _contexts.get_or_create_ptr()[][device + 1]
+    except:
+        return 0
+
+
 def open(device: Int, error: Int) -> Int:
     """Returns the address of a context, which lives as long as the process; 0 if it cannot be opened.
 
@@ -236,6 +262,8 @@ def open(device: Int, error: Int) -> Int:
             size_of[Kept]()
         )
         kept.unsafe_write(Kept(context))
+        if device + 1 < DEVICES:
+            _contexts.get_or_create_ptr()[][device + 1] = Int(kept)
         return Int(kept)
     except e:
         Target[DType.int64](unsafe_from_address=error)[] = Int64(

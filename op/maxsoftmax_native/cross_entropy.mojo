@@ -16,6 +16,7 @@ from maxsoftmax_native.border import (
     targets_of,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct CrossEntropy(Op):
@@ -77,3 +78,9 @@ def run_op(
     return run[CrossEntropy](
         call, stream, scratch, Pointers(loss, pairs, x, target)
     )
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[CrossEntropy](frame)

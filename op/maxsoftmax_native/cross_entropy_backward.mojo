@@ -16,6 +16,7 @@ from maxsoftmax_native.border import (
     targets_of,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct CrossEntropyBackward(Op):
@@ -71,3 +72,9 @@ def run_op(
     return run[CrossEntropyBackward](
         call, stream, scratch, Pointers(dx, x, pairs, target, dloss)
     )
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[CrossEntropyBackward](frame)

@@ -15,6 +15,7 @@ from maxsoftmax_native.border import (
     run,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct LogSoftmax(Op):
@@ -58,3 +59,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes log_softmax of `x` to `y`."""
     return run[LogSoftmax](call, stream, scratch, Pointers(y, x))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[LogSoftmax](frame)

@@ -19,6 +19,7 @@ from maxsoftmax_native.border import (
     run,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct Softmax(Op):
@@ -68,3 +69,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes softmax of `x` to `y`."""
     return run[Softmax](call, stream, scratch, Pointers(y, x))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[Softmax](frame)

@@ -13,6 +13,7 @@ from maxsoftmax_native.border import (
     run,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct SoftmaxBackward(Op):
@@ -56,3 +57,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes the gradient of the logits of softmax to `dx`."""
     return run[SoftmaxBackward](call, stream, scratch, Pointers(dx, y, dy))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[SoftmaxBackward](frame)

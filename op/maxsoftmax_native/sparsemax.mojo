@@ -13,6 +13,7 @@ from maxsoftmax_native.border import (
     TARGET,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct Sparsemax(Op):
@@ -46,3 +47,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes sparsemax of `x` to `y`."""
     return run[Sparsemax](call, stream, scratch, Pointers(y, x))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[Sparsemax](frame)

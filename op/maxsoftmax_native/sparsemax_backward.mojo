@@ -13,6 +13,7 @@ from maxsoftmax_native.border import (
     TARGET,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct SparsemaxBackward(Op):
@@ -47,3 +48,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes the gradient of the logits of sparsemax to `dx`."""
     return run[SparsemaxBackward](call, stream, scratch, Pointers(dx, y, dy))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[SparsemaxBackward](frame)

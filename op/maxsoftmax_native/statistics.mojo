@@ -15,6 +15,7 @@ from maxsoftmax_native.border import (
     run,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 comptime LOGSUMEXP = 1
@@ -72,3 +73,9 @@ def run_op(
 ) abi("C") -> Text:
     """Writes what the rows of `x` come to to `y`."""
     return run[Statistics](call, stream, scratch, Pointers(y, x))
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[Statistics](frame)

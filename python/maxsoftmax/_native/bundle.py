@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from maxsoftmax._graph.extension import NATIVE, CompilerError, source
-from maxsoftmax._native.description import BUNDLE, POINTERS
+from maxsoftmax._native.description import BUNDLE, POINTERS, XLA
 
 WORTH = 4
 """How many libraries take as long as all of them together."""
@@ -19,12 +19,15 @@ def text() -> str:
     """
     parts = []
     imports = ["from maxsoftmax_native.border import Pointers, count, open, run"]
+    imports.append("from maxsoftmax_native.xla import handle")
     for name, count in POINTERS.items():
         op = _op(name)
         imports.append(f"from maxsoftmax_native.{name} import {op}")
         # The last of the pointers is scratch memory.
         pointers = [f"p{i}" for i in range(count - 1)]
         parts.append(_FUNCTIONS.format(name=name, op=op, taken=": Int, ".join(pointers), given=", ".join(pointers)))
+        if name in XLA:
+            parts.append(_HANDLER.format(name=name, op=op))
     return "\n".join([f'"""{BUNDLE}: every op of a dtype."""', *imports, _OPEN, *parts])
 
 
@@ -50,4 +53,10 @@ def scratch_{name}(call: Int) abi("C") -> Int:
 @export("maxsoftmax_run_{name}")
 def run_{name}(call: Int, stream: Int, {taken}: Int, scratch: Int) abi("C") -> Int:
     return run[{op}](call, stream, scratch, Pointers({given}))
+"""
+
+_HANDLER = """
+@export("maxsoftmax_xla_{name}")
+def xla_{name}(frame: Int) abi("C") -> Int:
+    return handle[{op}](frame)
 """

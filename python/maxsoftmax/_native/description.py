@@ -21,6 +21,9 @@ POINTERS = {
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
+XLA = tuple(name for name in POINTERS if name != "softmax_forms")
+"""Those that XLA may call, which has no pointers to nothing, as absent scales and masks are."""
+
 BUNDLE = "all"
 """The name of the library of all of them."""
 

@@ -28,6 +28,8 @@ class Entry(NamedTuple):
     """Takes a call; returns bytes of device memory."""
     run: Callable[..., int | None]
     """Takes a call, a stream and pointers; returns the address of an error's text, or None."""
+    xla: Any = None
+    """Takes a call of XLA's; None where XLA cannot call the library."""
 
 
 class Functions(NamedTuple):
@@ -38,6 +40,8 @@ class Functions(NamedTuple):
     run: Callable[..., int | None]
     """As in `Entry`."""
     scratch: Callable[[int], int]
+    """As in `Entry`."""
+    xla: Any = None
     """As in `Entry`."""
 
 
@@ -71,7 +75,7 @@ def functions(
     target = devices.target(device)
     wanted = library(name, dtype, target, algorithm, block_size=block_size, unroll=unroll, out_dtype=out_dtype)
     loaded = load(wanted)
-    return Functions(_context(loaded, device), loaded.run, loaded.scratch)
+    return Functions(_context(loaded, device), loaded.run, loaded.scratch, loaded.xla)
 
 
 def load(wanted: Library) -> Entry:
@@ -218,7 +222,7 @@ def _entry(loaded: ctypes.CDLL, wanted: Library, bundled: bool = False) -> Entry
     scratch.argtypes, scratch.restype = (ctypes.c_void_p,), ctypes.c_int64
     # After a call and a stream.
     run.argtypes, run.restype = (ctypes.c_void_p,) * (2 + POINTERS[wanted.name]), ctypes.c_void_p
-    return Entry(opening, scratch, run)
+    return Entry(opening, scratch, run, getattr(loaded, f"maxsoftmax_xla{suffix}", None))
 
 
 def _context(loaded: Entry, device: int) -> int:

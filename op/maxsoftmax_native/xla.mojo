@@ -1,0 +1,229 @@
+"""What XLA calls: a handler of its foreign function interface, `XLA_FFI_Error *handler(XLA_FFI_CallFrame *)`.
+
+Results are the first pointers of an op, then arguments; on a GPU the last result is scratch memory. The one attribute is an
+array: the length of a row, how far its elements are from each other, and the options of the op. How many rows there are follows
+from the first argument, which has the shape of the logits.
+"""
+
+from std.ffi import external_call
+from std.math import align_down, align_up
+from std.memory import Pointer
+from std.sys import CompilationTarget, size_of
+
+from maxsoftmax.io.rows import Source, Target
+from maxsoftmax_native.border import (
+    DTYPE,
+    Op,
+    OPTIONS,
+    Pointers,
+    TARGET,
+    Text,
+    opened,
+    run,
+    text,
+)
+
+comptime WORDS = 48
+"""Words of a call at most."""
+
+comptime INVALID_ARGUMENT = 3
+"""XLA's code of errors that are the caller's."""
+
+comptime INTERNAL = 13
+"""XLA's code of other errors."""
+
+comptime PAGE = 2 << 20
+"""Bytes of the larger pages of memory."""
+
+comptime LARGE = 8 << 20
+"""Bytes of a result on a CPU from which such pages are asked for."""
+
+comptime MADV_HUGEPAGE = Int32(14)
+"""What Linux calls that."""
+
+comptime Function = def(Int) abi("C") thin -> Int
+"""A function of XLA's: it takes the address of a struct and returns an error, or 0."""
+
+
+struct Words(TrivialRegisterPassable):
+    """A struct of XLA's `c_api.h`: 64 bits a field, but for a few that are halves of these.
+
+    The numbers below say where the fields are. Those of 0.1, the first version of the interface, have kept their places.
+    """
+
+    comptime FRAME_EXTENSION = 1
+    comptime FRAME_API = 2
+    comptime FRAME_CONTEXT = 3
+    comptime FRAME_ARGUMENT_COUNT = 7
+    comptime FRAME_ARGUMENTS = 9
+    comptime FRAME_RESULT_COUNT = 12
+    comptime FRAME_RESULTS = 14
+    comptime FRAME_ATTRIBUTES = 20
+
+    comptime BUFFER_DATA = 3
+    comptime BUFFER_RANK = 4
+    comptime BUFFER_DIMS = 5
+
+    comptime ARRAY_COUNT = 1
+    comptime ARRAY_DATA = 2
+
+    comptime EXTENSION_TYPE = 1
+    comptime EXTENSION_METADATA = 3
+    comptime METADATA_VERSION = 3
+    comptime METADATA_TRAITS = 4
+
+    comptime API_VERSION = 4
+    comptime API_ERROR_CREATE = 6
+    comptime API_STREAM_GET = 10
+    comptime API_DEVICE_ORDINAL_GET = 23
+
+    var memory: Target[DType.int64]
+
+    @inline(.always)
+    def __init__(out self, address: Int):
+        self.memory = Target[DType.int64](unsafe_from_address=address)
+
+    @inline(.always)
+    def __getitem__(self, i: Int) -> Int:
+        """Returns a field."""
+        return Int(self.memory[unsafe_offset=i])
+
+    @inline(.always)
+    def at(self, i: Int) -> Self:
+        """Returns the struct whose address a field is."""
+        return Self(self[i])
+
+    @inline(.always)
+    def low(self, i: Int) -> Int32:
+        """Returns the first half of a field."""
+        return self.memory.unsafe_bitcast[Int32]()[unsafe_offset=2 * i]
+
+
+def handle[O: Op](address: Int) -> Int:
+    """Computes an op for XLA, and returns an error of XLA's, or 0.
+
+    Parameters:
+        O: The op.
+
+    Args:
+        address: Of the call frame.
+    """
+    var frame = Words(address)
+    var api = frame.at(Words.FRAME_API)
+    if frame[Words.FRAME_EXTENSION] != 0:
+        var extension = frame.at(Words.FRAME_EXTENSION)
+        if extension.low(Words.EXTENSION_TYPE) == 1:
+            _describe(extension.at(Words.EXTENSION_METADATA), api)
+            return 0
+    var device = -1
+    var stream = 0
+    comptime if TARGET == "gpu":
+        var error = _ask(api[Words.API_DEVICE_ORDINAL_GET], frame, device)
+        if error == 0:
+            error = _ask(api[Words.API_STREAM_GET], frame, stream)
+        if error != 0:
+            return error
+    var context = opened(device)
+    if context == 0:
+        return _error(api, text("R", "XLA's device is not open"))
+
+    var told = frame.at(Words.FRAME_ATTRIBUTES).at(0)
+    var options = told.at(Words.ARRAY_DATA)
+    var call = Array[Int, WORDS](fill=0)
+    var logits = frame.at(Words.FRAME_ARGUMENTS).at(0)
+    call[0] = context
+    call[1] = _elements(logits) // (options[0] * options[1])
+    call[2] = options[0]
+    call[3] = options[1]
+    for i in range(2, told[Words.ARRAY_COUNT]):
+        call[OPTIONS + i - 2] = options[i]
+
+    var results = frame[Words.FRAME_RESULT_COUNT]
+    var scratch = 0
+    comptime if TARGET == "gpu":
+        results -= 1
+        scratch = frame.at(Words.FRAME_RESULTS).at(results)[Words.BUFFER_DATA]
+    var pointers = Pointers()
+    for i in range(results):
+        pointers.addresses[i] = frame.at(Words.FRAME_RESULTS).at(i)[
+            Words.BUFFER_DATA
+        ]
+    for i in range(frame[Words.FRAME_ARGUMENT_COUNT]):
+        pointers.addresses[results + i] = frame.at(Words.FRAME_ARGUMENTS).at(i)[
+            Words.BUFFER_DATA
+        ]
+    comptime if TARGET == "cpu" and CompilationTarget.is_linux():
+        _ask_for_large_pages(frame.at(Words.FRAME_RESULTS).at(0))
+    var wrong = run[O](Int(Pointer(to=call)), stream, scratch, pointers)
+    # Until here it is read through its address.
+    _ = call
+    return 0 if wrong == 0 else _error(api, wrong)
+
+
+def _elements(buffer: Words) -> Int:
+    """Returns how many elements an array has."""
+    var count = 1
+    for i in range(buffer[Words.BUFFER_RANK]):
+        count *= buffer.at(Words.BUFFER_DIMS)[i]
+    return count
+
+
+def _ask_for_large_pages(buffer: Words):
+    """Has Linux find the memory of a large result in pages of 2 MB, where nothing has been written to it yet.
+
+    XLA asks for new memory at every call, whose pages take longer than softmax does.
+    """
+    var bytes = _elements(buffer) * size_of[DTYPE]()
+    if bytes < LARGE:
+        return
+    var begin = align_up(buffer[Words.BUFFER_DATA], PAGE)
+    var end = align_down(buffer[Words.BUFFER_DATA] + bytes, PAGE)
+    _ = external_call["madvise", Int32](begin, end - begin, MADV_HUGEPAGE)
+
+
+def _describe(metadata: Words, api: Words):
+    """Tells XLA which version of its interface the handler is for."""
+    var told = metadata.memory.unsafe_bitcast[Int32]()
+    # Major and minor: its own, or, of an XLA that does not tell, the first. There are no traits.
+    var known = Int(api.memory) != 0
+    told[unsafe_offset=2 * Words.METADATA_VERSION] = 0
+    told[
+        unsafe_offset=2 * Words.METADATA_VERSION + 1
+    ] = api.memory.unsafe_bitcast[Int32]()[
+        unsafe_offset=2 * Words.API_VERSION + 1
+    ] if known else 1
+    told[unsafe_offset=2 * Words.METADATA_TRAITS] = 0
+
+
+def _ask(function: Int, frame: Words, mut answer: Int) -> Int:
+    """Asks XLA about a call, and returns an error, or 0."""
+    # Its size, no extension, the call's context, and room for the answer, which may have 32 bits.
+    var question = Array[Int, 4](fill=0)
+    question[0] = 32
+    question[2] = frame[Words.FRAME_CONTEXT]
+    var error = _call(function, Int(Pointer(to=question)))
+    answer = question[3]
+    return error
+
+
+def _error(api: Words, message: Text) -> Int:
+    """Returns an error of XLA's, and releases its text."""
+    var status = Source[DType.uint8](unsafe_from_address=message)[]
+    # Its size, no extension, the sentence, which XLA copies, and a code.
+    var failure = Array[Int, 4](fill=0)
+    failure[0] = 32
+    failure[2] = message + 1
+    failure[3] = INVALID_ARGUMENT if status == UInt8(ord("V")) else INTERNAL
+    var error = _call(api[Words.API_ERROR_CREATE], Int(Pointer(to=failure)))
+    # As above.
+    _ = failure
+    external_call["free", NoneType](
+        Target[DType.uint8](unsafe_from_address=message)
+    )
+    return error
+
+
+def _call(function: Int, struct_: Int) -> Int:
+    """Calls a function of XLA's."""
+    var address = function
+    return Pointer(to=address).unsafe_bitcast[Function]()[](struct_)

@@ -1,0 +1,294 @@
+"""Softmax, its logarithm, logsumexp, sparsemax and cross entropy for arrays of JAX, with gradients of every order.
+
+They are called under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`, `jax.shard_map` and the like, or without. XLA
+calls the kernels where its arrays are, on the CPU and on CUDA devices. When a function is compiled for another platform
+it is refused. Derivatives are computed backward: JAX refuses those that are computed forward, as by `jax.jvp`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError("maxsoftmax.jax needs JAX: pip install 'maxsoftmax[jax]'") from error
+
+from jax import numpy as jnp
+
+from maxsoftmax._arguments import (
+    FLOATS,
+    check_ignore_index,
+    check_label_smoothing,
+    normalize_axes,
+    normalize_axis,
+    words,
+)
+from maxsoftmax.jax import differentiable
+
+__all__ = [
+    "cross_entropy",
+    "log_softmax",
+    "logsumexp",
+    "softmax",
+    "softmax_cross_entropy_with_integer_labels",
+    "sparsemax",
+]
+
+Axes = int | Sequence[int] | None
+
+
+def softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
+    """Returns softmax of an array along one axis or several, as `jax.nn.softmax` does.
+
+    Args:
+        x: Logits: of any shape; float32, bfloat16, float16, or float64 where JAX has it. Integers and bools become
+            floats of JAX's default dtype.
+        axis: The axis or axes that will sum to 1; None for all of them together.
+        where: Which elements count, if not None: bools that broadcast to the shape of `x`. Others are 0.
+
+    Returns:
+        Probabilities, of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        ValueError: If there is no such axis, or `where` has another shape.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> jax.jit(maxsoftmax.jax.softmax)(jax.numpy.zeros((1, 4)))
+        Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
+    """
+    return _along("softmax", x, axis, where)
+
+
+def log_softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
+    """Returns the logarithm of softmax of an array along one axis or several, as `jax.nn.log_softmax` does.
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis or axes along which probabilities sum to 1, as for `softmax`.
+        where: Which elements count, as for `softmax`. Others are -inf.
+
+    Returns:
+        Logarithms of probabilities, of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        ValueError: If there is no such axis, or `where` has another shape.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> maxsoftmax.jax.log_softmax(jax.numpy.zeros((1, 2)))
+        Array([[-0.6931472, -0.6931472]], dtype=float32)
+    """
+    return _along("log_softmax", x, axis, where)
+
+
+def sparsemax(x: Any, axis: Axes = -1) -> jax.Array:
+    """Returns sparsemax of an array along one axis or several: the probabilities nearest to it, most of them 0.
+
+    It is max(x - max x - t, 0), where t is what makes it sum to 1 (Martins and Astudillo 2016, arXiv 1602.02068).
+
+    Args:
+        x: Logits, as for `softmax`.
+        axis: The axis or axes that will sum to 1, as for `softmax`.
+
+    Returns:
+        Probabilities, of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        ValueError: If there is no such axis.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> maxsoftmax.jax.sparsemax(jax.numpy.array([2.0, 1.5, 0.0]))
+        Array([0.75, 0.25, 0.  ], dtype=float32)
+    """
+    return _along("sparsemax", x, axis, None)
+
+
+def logsumexp(a: Any, axis: Axes = None, *, keepdims: bool = False, where: Any = None) -> jax.Array:
+    """Returns ln Σ exp a along one axis or several, as `jax.nn.logsumexp` does.
+
+    Args:
+        a: Logits, as for `softmax`.
+        axis: The axis or axes that are reduced; None for all of them together.
+        keepdims: Whether these axes stay, of length 1.
+        where: Which elements count, as for `softmax`.
+
+    Returns:
+        The logarithms, of the shape of `a` without the axes, and its dtype: -inf for nothing but -inf.
+
+    Raises:
+        TypeError: If an argument is not of its type, or the dtype is not one of these.
+        ValueError: If there is no such axis, or `where` has another shape.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> maxsoftmax.jax.logsumexp(jax.numpy.array([[1000.0], [-1000.0]]), axis=-1)
+        Array([ 1000., -1000.], dtype=float32)
+    """
+    a = _logits(a, "a")
+    axes = normalize_axes(axis, a.ndim)
+    return _logsumexp(a, _checked_where(where, a, "a"), axes, bool(keepdims))
+
+
+def cross_entropy(
+    logits: Any, labels: Any, axis: int = -1, *, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> jax.Array:
+    """Returns the cross entropy of logits and labels, one for each row: -ln softmax(logits)[label].
+
+    Args:
+        logits: Logits, as for `softmax`, of rank 1 or more.
+        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1 or
+            `ignore_index`. On a GPU another one makes its row's loss NaN.
+        axis: The axis of the classes.
+        ignore_index: The label of rows that do not count: their loss is 0.
+        label_smoothing: From 0 to 1: the share of a label that is spread evenly over all classes.
+
+    Returns:
+        The losses, of the shape of `labels` and the dtype of `logits`. Their sum or mean is left to the caller.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes do not fit, or there is no such axis, index or share.
+        RuntimeError: If the library cannot be built.
+        jax.errors.JaxRuntimeError: If a label on a CPU is not a class, when it is computed.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> logits, labels = jax.numpy.zeros((3, 4)), jax.numpy.array([0, 3, -100])
+        >>> jax.jit(maxsoftmax.jax.cross_entropy)(logits, labels)
+        Array([1.3862944, 1.3862944, 0.       ], dtype=float32)
+    """
+    logits, labels = _logits(logits, "logits"), jnp.asarray(labels)
+    if not logits.ndim:
+        raise ValueError("logits have rank 0, but need an axis of classes")
+    place = normalize_axis(axis, logits.ndim)
+    choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels have dtype {labels.dtype}, but classes are integers")
+    rows = (*logits.shape[:place], *logits.shape[place + 1 :])
+    if labels.shape != rows:
+        raise ValueError(f"labels have shape {labels.shape}, but logits of {logits.shape} need {words(rows)}")
+    return _cross_entropy(logits, labels, place, *choices)
+
+
+def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: int = -1) -> jax.Array:
+    """Returns what `cross_entropy` does, by the name and the arguments that optax has.
+
+    Args:
+        logits: Logits, as for `cross_entropy`.
+        labels: The class of each row, as for `cross_entropy`.
+        axis: The axis of the classes.
+
+    Returns:
+        The losses, one for each row.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes do not fit, or there is no such axis.
+        RuntimeError: If the library cannot be built.
+        jax.errors.JaxRuntimeError: If a label on a CPU is not a class, when it is computed.
+
+    Example:
+        >>> import maxsoftmax.jax
+        >>> maxsoftmax.jax.softmax_cross_entropy_with_integer_labels([0.0, 0.0], 1)
+        Array(0.6931472, dtype=float32)
+    """
+    return cross_entropy(logits, labels, axis)
+
+
+def _logits(x: Any, name: str = "x") -> jax.Array:
+    """Returns logits as an array of a dtype that the kernels compute.
+
+    Raises:
+        TypeError: If there is none.
+    """
+    try:
+        x = jnp.asarray(x)
+    except TypeError:
+        raise TypeError(f"{name} must be an array of numbers, not {type(x).__name__}") from None
+    if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
+        x = x.astype(float)
+    if x.dtype.name not in FLOATS:
+        raise TypeError(f"{name} has dtype {x.dtype.name}, but the kernels take {', '.join(FLOATS)}")
+    return x
+
+
+def _checked_where(where: Any, x: jax.Array, name: str = "x") -> jax.Array | None:
+    """Returns which elements of `x` count.
+
+    Raises:
+        TypeError: If these are not bools.
+        ValueError: If they do not broadcast to the shape of `x`.
+    """
+    if where is None:
+        return None
+    where = jnp.asarray(where)
+    if where.dtype != bool:
+        raise TypeError(f"where has dtype {where.dtype.name}, but says which elements count by bools")
+    try:
+        return jnp.broadcast_to(where, x.shape)
+    except ValueError:
+        raise ValueError(f"where has shape {where.shape}, which does not broadcast to {name} of {x.shape}") from None
+
+
+def _along(name: str, x: Any, axis: Axes, where: Any) -> jax.Array:
+    x = _logits(x)
+    return _computed(x, _checked_where(where, x), name, normalize_axes(axis, x.ndim))
+
+
+@functools.partial(jax.jit, static_argnames=("name", "axes"), inline=True)
+def _computed(x: jax.Array, where: jax.Array | None, name: str, axes: tuple[int, ...]) -> jax.Array:
+    function = getattr(differentiable, name)
+    masked = x if where is None else jnp.where(where, x, -jnp.inf)
+    rows, place, undo = _merged(masked, axes)
+    y = undo(function(rows, place))
+    if where is None:
+        return y
+    return jnp.where(where, y, 0 if name == "softmax" else -jnp.inf)
+
+
+@functools.partial(jax.jit, static_argnames=("axes", "keepdims"), inline=True)
+def _logsumexp(a: jax.Array, where: jax.Array | None, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+    rows, place, _ = _merged(a if where is None else jnp.where(where, a, -jnp.inf), axes)
+    shape = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
+    return differentiable.logsumexp(rows, place).reshape(shape)
+
+
+@functools.partial(jax.jit, static_argnames=("axis", "ignore_index", "label_smoothing"), inline=True)
+def _cross_entropy(
+    logits: jax.Array, labels: jax.Array, axis: int, ignore_index: int, label_smoothing: float
+) -> jax.Array:
+    if labels.dtype not in (jnp.int32, jnp.int64):
+        labels = labels.astype(jnp.int32)
+    if not logits.shape[axis]:
+        # None of them has a class.
+        return jnp.where(labels == ignore_index, 0, jnp.nan).astype(logits.dtype)
+    return differentiable.cross_entropy(logits, labels, axis, ignore_index, label_smoothing)
+
+
+def _merged(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:
+    """Returns an array whose axes are one, which of its dimensions that is, and what gives a result the shape of `x`.
+
+    Only axes that are no neighbours are moved, to the end.
+    """
+    first, count = (axes[0] if axes else 0), len(axes)
+    if axes == tuple(range(first, first + count)):
+        joined = math.prod(x.shape[first : first + count])
+        rows = x.reshape(*x.shape[:first], joined, *x.shape[first + count :])
+        return rows, first, lambda y: y.reshape(x.shape)
+    ends = tuple(range(x.ndim - count, x.ndim))
+    moved = jnp.moveaxis(x, axes, ends)
+    rows = moved.reshape(*moved.shape[:-count], -1 if x.size else math.prod(moved.shape[-count:]))
+    return rows, x.ndim - count, lambda y: jnp.moveaxis(y.reshape(moved.shape), ends, axes)
