@@ -216,7 +216,7 @@ def _logits(x: Any, name: str = "x") -> jax.Array:
     """
     try:
         x = jnp.asarray(x)
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(f"{name} must be an array of numbers, not {type(x).__name__}") from None
     if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
         x = x.astype(float)
@@ -275,7 +275,19 @@ def _cross_entropy(
     if not logits.shape[axis]:
         # None of them has a class.
         return jnp.where(labels == ignore_index, 0, jnp.nan).astype(logits.dtype)
+    # Under shard_map, logits that all devices have alike differ from there on, if labels do; gradients then add up.
+    apart = tuple(_varying(labels) - _varying(logits))
+    if apart:
+        logits = jax.lax.pcast(logits, apart, to="varying")
     return differentiable.cross_entropy(logits, labels, axis, ignore_index, label_smoothing)
+
+
+def _varying(x: jax.Array) -> frozenset[Any]:
+    """Returns the axes of a mesh, under shard_map, along which an array may differ."""
+    kind = jax.typeof(x)
+    # Versions of JAX tell it one way or the other.
+    found = getattr(kind, "vma", None) or getattr(getattr(kind, "manual_axis_type", None), "varying", None)
+    return frozenset(found or ())
 
 
 def _merged(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:

@@ -1,0 +1,482 @@
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import maxsoftmax
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special
+from contract import check, logits
+
+# Other libraries need memory too, and nobody else's devices are asked for.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+jax = pytest.importorskip("jax")
+
+import maxsoftmax.jax as ours  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+from maxsoftmax.jax import primitives  # noqa: E402
+
+DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16]
+FUNCTIONS = ["softmax", "log_softmax", "logsumexp", "sparsemax"]
+
+
+@pytest.fixture(autouse=True)
+def place(device):
+    """Where JAX computes."""
+    try:
+        found = jax.devices(device)[0]
+    except RuntimeError:
+        pytest.skip("this build of jax has no GPU")
+    with jax.default_device(found):
+        yield found
+
+
+def same(a, b):
+    """Asserts that two arrays have the same bits, but for those of NaN."""
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.dtype == b.dtype
+    # Which float64 has all of.
+    np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64))
+
+
+def losses(x, target, axis=-1):
+    """Returns a loss for each row in float64."""
+    log_p = scipy.special.log_softmax(x.astype(np.float64), axis=axis)
+    return -np.take_along_axis(log_p, np.expand_dims(target, axis), axis).squeeze(axis)
+
+
+def gradient(y, dy, axis=-1):
+    """Returns the gradient of the logits of softmax in float64."""
+    y, dy = y.astype(np.float64), dy.astype(np.float64)
+    return y * (dy - (y * dy).sum(axis, keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((6, 5), 1), ((1, 1), 0), ((4, 33, 7), 1), ((33, 6), 0), ((3, 4097), -1), ((2, 50257), -1)]
+)
+def test_softmax_has_the_bits_of_arrays(device, shape, axis, dtype):
+    x = logits(shape, dtype)
+    y = jax.jit(ours.softmax, static_argnames="axis")(x, axis=axis)
+    same(y, maxsoftmax.softmax(x, axis=axis, device=device))
+    check(y, x, axis)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, (0, 1), (1, 2), (0, 2), (2, 0), None])
+def test_each_function_has_the_bits_of_arrays(device, name, axis):
+    x = logits((5, 7, 3))
+    expected = getattr(maxsoftmax, name)(x, axis=axis, device=device)
+    function = getattr(ours, name)
+    y = jax.jit(lambda x: function(x, axis=axis))(x)
+    assert y.dtype == np.float32
+    if axis in ((0, 2), (2, 0)):
+        # Axes that are no neighbours lie otherwise in NumPy's array.
+        np.testing.assert_allclose(y, expected, rtol=2e-6)
+    else:
+        same(y, expected)
+    # Without jit it is no other.
+    same(function(x, axis=axis), y)
+
+
+def test_results_in_large_pages_have_the_bits_of_arrays(device):
+    x = logits((1024, 4099))
+    same(jax.jit(ours.softmax)(x), maxsoftmax.softmax(x, device=device))
+    same(ours.softmax(x[:513].T, axis=0), maxsoftmax.softmax(np.ascontiguousarray(x[:513].T), axis=0, device=device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_special_values(device, dtype):
+    x = logits((6, 9), dtype)
+    x[0, 3], x[1, 0], x[2], x[3, 1:8] = np.nan, np.inf, -np.inf, -np.inf
+    same(ours.softmax(x), maxsoftmax.softmax(x, device=device))
+    check(ours.softmax(x), x)
+
+
+def test_a_row_has_its_bits_in_any_batch(device):
+    x = logits((64, 1001))
+    y = np.asarray(ours.softmax(x))
+    for rows in (slice(0, 1), slice(3, 20), slice(63, 64)):
+        same(ours.softmax(x[rows]), y[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((6, 5), 1), ((4, 33, 7), 1), ((3, 4097), -1)])
+def test_the_gradient_of_softmax(device, shape, axis, dtype):
+    x, dy = logits(shape, dtype), logits(shape, dtype, 1.0, seed=1)
+    y, pull = jax.vjp(lambda x: ours.softmax(x, axis), x)
+    (dx,) = jax.jit(pull)(dy)
+    same(dx, maxsoftmax.softmax_backward(np.asarray(y), dy, axis=axis, device=device))
+    expected = gradient(np.asarray(y), dy, axis)
+    tolerance = {"float32": 1e-6, "bfloat16": 1e-2, "float16": 1e-3}[dx.dtype.name]
+    np.testing.assert_allclose(np.asarray(dx, np.float64), expected, rtol=tolerance, atol=tolerance / 10)
+
+
+def test_value_and_gradient_are_those_of_jax(device):
+    x, w = jnp.asarray(logits((16, 24))), jnp.asarray(logits((16, 24), seed=1))
+
+    def loss(nn, x):
+        return (nn.softmax(x) * w).sum() + (nn.log_softmax(x, 0) * w).sum() + nn.logsumexp(x, -1).sum()
+
+    theirs, ourselves = (jax.jit(jax.value_and_grad(lambda x, nn=nn: loss(nn, x)))(x) for nn in (jax.nn, ours))
+    np.testing.assert_allclose(ourselves[0], theirs[0], rtol=1e-5)
+    np.testing.assert_allclose(ourselves[1], theirs[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_those_of_differences(device, name):
+    # Sparsemax is smooth where no logit is at the threshold.
+    x = jnp.asarray(np.random.default_rng(3).permutation(12).reshape(3, 4).astype(np.float32)) / 3
+    function = getattr(ours, name)
+    check_grads(lambda x: function(x, axis=-1), (x,), order=2, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+def test_gradients_of_losses_are_those_of_differences(device):
+    x, target = jnp.asarray(logits((3, 5), scale=1.0)), jnp.array([4, 0, 2])
+
+    def loss(x, scale):
+        return (ours.cross_entropy(x, target, label_smoothing=0.2, ignore_index=0) * scale).sum()
+
+    check_grads(loss, (x, jnp.array([1.0, 2.0, 3.0])), order=2, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+def test_derivatives_that_are_computed_forward_are_refused(device):
+    x = jnp.ones((2, 3))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(ours.softmax, (x,), (x,))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int32])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_cross_entropy(device, axis, dtype):
+    x, target = logits((5, 7, 6), dtype), np.random.default_rng(0).integers(0, 5, (5, 7, 6)).astype(np.int32)
+    target = target.take(0, axis)
+    loss = jax.jit(ours.cross_entropy, static_argnames="axis")(x, target, axis=axis)
+    expected = losses(x, target, axis)
+    assert loss.shape == target.shape
+    assert loss.dtype == (np.float32 if dtype is np.int32 else dtype)
+    tolerance = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}[loss.dtype.name]
+    np.testing.assert_allclose(np.asarray(loss, np.float64), expected, rtol=tolerance, atol=tolerance)
+    same(ours.softmax_cross_entropy_with_integer_labels(x, target, axis), loss)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 5), (9, 4099)])
+def test_cross_entropy_and_its_gradient_have_the_bits_of_arrays(device, shape, dtype):
+    x, choices = logits(shape, dtype), {"ignore_index": 3, "label_smoothing": 0.1}
+    target = np.random.default_rng(0).integers(0, shape[1], shape[0]).astype(np.int32)
+    target[1] = 3
+    dloss = logits(shape[:1], dtype, seed=2)
+    loss, pull = jax.vjp(lambda x: ours.cross_entropy(x, target, **choices), jnp.asarray(x))
+    choices["device"] = device
+    expected, pairs = maxsoftmax.cross_entropy_forward(x, target, reduction="none", **choices)
+    same(loss, expected)
+    assert loss[1] == 0
+    dx = maxsoftmax.cross_entropy_backward(x, target, pairs, dloss, reduction="none", **choices)
+    same(pull(jnp.asarray(dloss))[0], dx)
+
+
+def test_labels_of_other_integers(device):
+    x = logits((4, 300))
+    for dtype in (np.int8, np.uint8, np.int16, np.uint32):
+        target = np.array([0, 1, 2, 127], dtype)
+        np.testing.assert_allclose(ours.cross_entropy(x, target), losses(x, target.astype(int)), rtol=1e-5)
+    with jax.enable_x64(True):
+        target = np.array([0, 1, 2, 299], np.int64)
+        np.testing.assert_allclose(ours.cross_entropy(x, target), losses(x, target), rtol=1e-5)
+
+
+def test_float64_where_jax_has_it(device):
+    x = logits((5, 33), np.float64)
+    with jax.enable_x64(True):
+        y = jax.jit(ours.softmax)(x)
+        assert y.dtype == np.float64
+        check(y, x)
+    assert ours.softmax(x).dtype == np.float32
+
+
+def test_labels_that_are_no_classes(device):
+    x, target = jnp.zeros((3, 4)), jnp.array([0, 4, 1])
+    if device == "gpu":
+        assert np.isnan(np.asarray(ours.cross_entropy(x, target))).tolist() == [False, True, False]
+        return
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT: target\[1\] is 4, which is neither a class"
+    ):
+        jax.block_until_ready(jax.jit(ours.cross_entropy)(x, target))
+    # Nothing is left of it.
+    same(ours.cross_entropy(x, jnp.array([0, 3, -100])), np.array([np.log(4), np.log(4), 0], np.float32))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "sparsemax"])
+@pytest.mark.parametrize("place_of_batch", [0, 1, 2])
+def test_vmap_is_rows(device, name, place_of_batch):
+    x = jnp.asarray(logits((5, 4, 6)))
+    function = getattr(ours, name)
+    for axis in (0, 1):
+        one_by_one = [function(each, axis=axis) for each in jnp.moveaxis(x, place_of_batch, 0)]
+        y = jax.vmap(lambda x, axis=axis: function(x, axis=axis), in_axes=place_of_batch)(x)
+        np.testing.assert_allclose(y, np.stack(one_by_one), rtol=1e-6, atol=1e-7)
+    if name != "logsumexp":
+        y = jax.vmap(jax.vmap(function), in_axes=place_of_batch, out_axes=place_of_batch)(x)
+        np.testing.assert_allclose(y, function(x, axis=1 if place_of_batch == 2 else 2), rtol=1e-6, atol=1e-7)
+
+
+def test_a_batch_of_contiguous_rows_has_their_bits(device):
+    x = jnp.asarray(logits((5, 4, 129)))
+    same(jax.vmap(ours.softmax)(x), ours.softmax(x))
+    same(jax.vmap(ours.softmax, in_axes=1, out_axes=1)(x), ours.softmax(x))
+
+
+def test_vmap_of_gradients(device):
+    x, v = jnp.asarray(logits((4, 6))), jnp.asarray(logits((7, 6), seed=1))
+    # Each row's Jacobian: the same probabilities with a batch of gradients.
+    y = np.asarray(ours.softmax(x), np.float64)
+    expected = np.stack([np.diag(row) - np.outer(row, row) for row in y])
+    np.testing.assert_allclose(jax.vmap(jax.jacrev(ours.softmax))(x), expected, atol=1e-6)
+    # And one gradient with a batch of probabilities.
+    _, pull = jax.vjp(ours.softmax, v)
+    many = jax.vmap(lambda x: jax.vjp(ours.softmax, x)[1](v[0])[0])(v)
+    np.testing.assert_allclose(many, pull(jnp.broadcast_to(v[0], v.shape))[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0), (1, 0), (2, 1), (0, None), (None, 0)])
+def test_vmap_of_losses(device, in_axes):
+    x, target = jnp.asarray(logits((4, 4, 4))), jnp.asarray(np.random.default_rng(0).integers(0, 4, (4, 4)))
+    if in_axes[0] is None:
+        x = x[0]
+    if in_axes[1] is None:
+        target = target[0]
+
+    def loss(x, target, axis):
+        return ours.cross_entropy(x, target, axis).mean()
+
+    def theirs(x, target, axis):
+        return -jnp.take_along_axis(jax.nn.log_softmax(x, axis), jnp.expand_dims(target, axis), axis).mean()
+
+    for axis in (0, 1):
+        found, expected = (
+            jax.jit(jax.vmap(jax.value_and_grad(lambda x, t, f=f, axis=axis: f(x, t, axis)), in_axes))(x, target)
+            for f in (loss, theirs)
+        )
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+
+
+def test_scan_and_checkpoint(device):
+    x = jnp.asarray(logits((5, 3, 8)))
+
+    def step(carry, x):
+        y = jax.checkpoint(ours.softmax)(x + carry)
+        return y, ours.logsumexp(y, axis=-1)
+
+    def total(x):
+        last, seen = jax.lax.scan(step, jnp.zeros((3, 8)), x)
+        return (last**2).sum() + seen.sum()
+
+    def theirs(x):
+        carry, found = jnp.zeros((3, 8)), 0.0
+        for each in x:
+            carry = jax.nn.softmax(each + carry)
+            found += jax.nn.logsumexp(carry, axis=-1).sum()
+        return (carry**2).sum() + found
+
+    (value, dx), (expected, expected_dx) = (jax.jit(jax.value_and_grad(f))(x) for f in (total, theirs))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(dx, expected_dx, atol=1e-6)
+
+
+def test_where(device):
+    x = jnp.asarray(logits((4, 6)))
+    where = np.arange(6) % 3 > 0
+    for name in ("softmax", "log_softmax"):
+        np.testing.assert_allclose(
+            getattr(ours, name)(x, where=where), getattr(jax.nn, name)(x, where=where), rtol=1e-5
+        )
+    for choices in ({"axis": -1}, {"axis": 0, "keepdims": True}, {}):
+        y = ours.logsumexp(x, where=where[:, None][:4] if choices == {} else where, **choices)
+        expected = jax.nn.logsumexp(x, where=where[:, None][:4] if choices == {} else where, **choices)
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+    # Of rows of which nothing counts, nothing is NaN.
+    nothing = np.zeros((4, 1), bool)
+    same(ours.softmax(x, where=nothing), np.zeros((4, 6), np.float32))
+    assert not np.isnan(jax.grad(lambda x: ours.softmax(x, where=nothing)[0, 0])(x)).any()
+
+
+def test_shapes_without_elements(device):
+    assert ours.softmax(jnp.ones((0, 3))).shape == (0, 3)
+    assert jax.jit(ours.log_softmax)(jnp.ones((3, 0))).shape == (3, 0)
+    assert jax.vmap(ours.softmax)(jnp.ones((0, 2, 3))).shape == (0, 2, 3)
+    assert jax.grad(lambda x: ours.softmax(x).sum())(jnp.ones((0, 3))).shape == (0, 3)
+    same(ours.logsumexp(jnp.ones((2, 0)), axis=-1), np.full(2, -np.inf, np.float32))
+    assert ours.logsumexp(jnp.ones((2, 0)), axis=0).shape == (0,)
+    assert ours.cross_entropy(jnp.ones((0, 3)), jnp.ones(0, int)).shape == (0,)
+    same(ours.cross_entropy(jnp.ones((2, 0)), jnp.array([-100, 1])), np.array([0, np.nan], np.float32))
+    same(jax.vmap(ours.cross_entropy)(jnp.ones((2, 1, 0)), jnp.full((2, 1), -100)), np.zeros((2, 1), np.float32))
+
+
+def test_scalars_and_integers(device):
+    same(ours.softmax(3.0), np.float32(1))
+    same(ours.logsumexp(2.5), np.float32(2.5))
+    same(ours.softmax(np.arange(4)), ours.softmax(np.arange(4, dtype=np.float32)))
+    same(ours.softmax([True, False]), ours.softmax(np.array([1, 0], np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda x: ours.softmax(x, 2), ValueError, "axis 2 is out of bounds for x of rank 2: it must be from -2 to 1"),
+        (lambda x: ours.softmax(x, 0.5), TypeError, "axis must be an integer, a tuple of integers or None, not 0.5"),
+        (lambda x: ours.softmax(x, (0, 0)), ValueError, "axis (0, 0) names an axis of x twice"),
+        (lambda x: ours.softmax(x * 1j), TypeError, "x has dtype complex64, but the kernels take float32, bfloat16, "),
+        (lambda x: ours.softmax("logits"), TypeError, "x must be an array of numbers, not str"),
+        (lambda x: ours.softmax(None), TypeError, "x must be an array of numbers, not NoneType"),
+        (lambda x: ours.softmax(x, where=x), TypeError, "where has dtype float32, but says which elements count"),
+        (
+            lambda x: ours.logsumexp(x, where=np.ones(4, bool)),
+            ValueError,
+            "where has shape (4,), which does not broadcast to a of (2, 3)",
+        ),
+        (lambda x: ours.cross_entropy(1.0, 0), ValueError, "logits have rank 0, but need an axis of classes"),
+        (
+            lambda x: ours.cross_entropy(x, np.zeros(3, int)),
+            ValueError,
+            "labels have shape (3,), but logits of (2, 3) need (2,)",
+        ),
+        (
+            lambda x: ours.cross_entropy(x, np.zeros(2)),
+            TypeError,
+            "labels have dtype float32, but classes are integers",
+        ),
+        (lambda x: ours.cross_entropy(x, np.zeros(2, int), None), TypeError, "axis must be an integer, not None"),
+        (
+            lambda x: ours.cross_entropy(x, np.zeros(2, int), label_smoothing=2),
+            ValueError,
+            "label_smoothing 2 is not from 0 to 1",
+        ),
+        (
+            lambda x: ours.cross_entropy(x, np.zeros(2, int), ignore_index=0.5),
+            TypeError,
+            "ignore_index must be an integer, not 0.5",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_with_one_sentence(device, call, error, sentence):
+    for way in (call, jax.jit(call)):
+        with pytest.raises(error) as told:
+            way(jnp.ones((2, 3)))
+        assert str(told.value).startswith(sentence)
+
+
+def test_other_platforms_are_refused(device):
+    lowered = jax.jit(ours.softmax).trace(jnp.ones((2, 3)))
+    with pytest.raises(
+        NotImplementedError, match=r"softmax of maxsoftmax.jax computes on CPUs and CUDA devices, not on tpu"
+    ):
+        lowered.lower(lowering_platforms=("tpu",))
+
+
+def test_several_threads_call_at_a_time(device):
+    xs = [jnp.asarray(logits((64, 257), seed=seed)) for seed in range(8)]
+    expected = [np.asarray(maxsoftmax.softmax(np.asarray(x), device=device)) for x in xs]
+    function, found = jax.jit(ours.softmax), [None] * len(xs)
+
+    def compute(i):
+        for _ in range(20):
+            found[i] = function(xs[i])
+
+    threads = [threading.Thread(target=compute, args=(i,)) for i in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for y, wanted in zip(found, expected, strict=True):
+        same(y, wanted)
+
+
+def test_ops_are_the_libraries_that_have_a_handler(device):
+    from maxsoftmax._native import description, load
+
+    assert set(primitives.KINDS) == set(description.XLA)
+    assert load.functions("softmax", "float32", -1, "auto", primitives.CHOICES).xla
+
+
+def _run(program, environment, **more):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env={**environment, "JAX_PLATFORMS": "cpu", **more},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sharded_arrays_under_shard_map(environment, device):
+    if device == "gpu":
+        pytest.skip("one GPU has no mesh of two")
+    program = """
+        import jax, maxsoftmax.jax as ours, numpy as np
+        from jax import numpy as jnp
+        from jax.sharding import AxisType, PartitionSpec as P
+
+        mesh = jax.make_mesh((2,), ("rows",), axis_types=(AxisType.Auto,))
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((6, 4, 5), dtype=np.float32))
+        target = jnp.asarray(np.random.default_rng(0).integers(0, 5, (6, 4)))
+        rows = P("rows")
+
+        def sharded(f, specs, out=rows):
+            return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=out))
+
+        for f in (ours.softmax, ours.log_softmax, lambda x: ours.logsumexp(x, axis=-1)):
+            g = sharded(f, (rows,))
+            assert (g(x) == f(x)).all()
+            dx, expected = (jax.grad(lambda x: (f(x) ** 2).sum())(x) for f in (g, f))
+            np.testing.assert_allclose(dx, expected, atol=1e-6)
+        g = sharded(ours.cross_entropy, (rows, rows))
+        assert (g(x, target) == ours.cross_entropy(x, target)).all()
+        # The same logits everywhere, and labels that differ: gradients of all devices add up.
+        g = sharded(lambda x, t: jax.lax.psum(ours.cross_entropy(x, t[0]).sum(), "rows"), (P(), rows), P())
+        both = target.reshape(2, 3, 4)
+        dx = jax.grad(g)(x[:3], both)
+        expected = sum(jax.grad(lambda x: ours.cross_entropy(x, t).sum())(x[:3]) for t in both)
+        np.testing.assert_allclose(dx, expected, atol=1e-6)
+        # Without shard_map XLA brings the rows together, and the result is the same.
+        split = jax.device_put(x, jax.sharding.NamedSharding(mesh, rows))
+        assert (jax.jit(ours.softmax)(split) == ours.softmax(x)).all()
+        print("done")
+    """
+    assert "done" in _run(program, environment, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+def test_what_xla_keeps_for_other_processes_works_there(environment, device, tmp_path):
+    if device == "gpu":
+        pytest.skip("the same on any device")
+    program = """
+        import jax, maxsoftmax, maxsoftmax.jax, numpy as np
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        x = np.random.default_rng(0).standard_normal((6, 5), dtype=np.float32)
+        assert (jax.jit(maxsoftmax.jax.softmax)(x) == maxsoftmax.softmax(x)).all()
+        print("done")
+    """
+    for _ in range(2):
+        assert "done" in _run(program, environment, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
+        assert any(tmp_path.iterdir())
+
+
+def test_without_jax_one_sentence_says_what_to_install(environment, device):
+    program = """
+        import sys
+        sys.modules["jax"] = None
+        try:
+            import maxsoftmax.jax
+        except ImportError as error:
+            print(error)
+    """
+    assert _run(program, environment) == "maxsoftmax.jax needs JAX: pip install 'maxsoftmax[jax]'\n"
