@@ -31,7 +31,13 @@ CASE = Case((4, 8))
 ENTRY = Entry("fake")
 
 # What has to be installed for a provider that is not a dependency of the package.
-LIBRARIES = {"torch": "torch", "torch.compile": "torch", "jax": "jax", "onnxruntime": "onnxruntime"}
+LIBRARIES = {
+    "torch": "torch",
+    "torch.compile": "torch",
+    "jax": "jax",
+    "maxsoftmax.jax": "jax",
+    "onnxruntime": "onnxruntime",
+}
 
 
 class Ledger(Clock):

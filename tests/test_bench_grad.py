@@ -24,7 +24,7 @@ from maxsoftmax.bench.run import Bench
 from maxsoftmax.bench.table import markdown
 
 RELATIVES = [op for op in OPS if op != "softmax"]
-LIBRARIES = {"torch": "torch", "torch.compile": "torch", "jax": "jax", "onnxruntime": "onnx"}
+LIBRARIES = {"torch": "torch", "torch.compile": "torch", "jax": "jax", "maxsoftmax.jax": "jax", "onnxruntime": "onnx"}
 
 
 def case(op, shape=(6, 40), dtype=DType.float32, axis=-1):

@@ -200,3 +200,8 @@ def test_without_scikit_learn_there_are_no_digits(capsys, refused, monkeypatch):
 def test_without_matplotlib_there_is_no_chart(capsys, refused, monkeypatch):
     monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
     assert "a chart needs matplotlib" in fails(capsys, "train", "--plot", "loss.svg")
+
+
+def test_without_jax_nothing_is_trained_in_it(capsys, refused, monkeypatch):
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    assert "framework 'jax' needs JAX: pip install 'maxsoftmax[jax]'" in fails(capsys, "train", "--framework", "jax")

@@ -102,7 +102,7 @@ class Training:
         parts = ["train", source, runtime.name(device), architecture, *map(str, shape)]
         with compiling or nullcontext():
             self._model = artifacts.load(session, parts, functools.partial(_compile, session, shape, device))
-        weights = _first_weights(shape, seed)
+        weights = first_weights(shape, seed)
         moments = [np.zeros_like(w) for w in weights] * 2
         self._samples = [_buffer(a, device) for a in (*learn, *held_out)]
         self._state = [_buffer(a, device) for a in (np.zeros(1, np.float32), *weights, *moments)]
@@ -206,7 +206,8 @@ def _adam(values: tuple[TensorValue, ...], number: TensorValue, rate: float) -> 
     return weight - mean / (max_ops.sqrt(square) + EPSILON) * rate, first, second
 
 
-def _first_weights(shape: Shape, seed: int) -> list[np.ndarray]:
+def first_weights(shape: Shape, seed: int) -> list[np.ndarray]:
+    """Returns weights and biases as `torch.nn.Linear` draws them."""
     random = np.random.default_rng((seed, 1))
     # Weights and biases of a layer alike are uniform within 1 / √inputs.
     inputs = (shape.features, shape.features, HIDDEN, HIDDEN)

@@ -1,4 +1,4 @@
-"""`maxsoftmax train`: small classifiers, trained in a MAX graph with the cross entropy of this package.
+"""`maxsoftmax train`: small classifiers, trained in a MAX graph, or in JAX, with the cross entropy of this package.
 
 The first task is the published one: 256 samples of 24 features, whose label is whether the first is positive, a
 network of 24, 96 and 2, and Adam at a rate of 0.1.
@@ -46,15 +46,26 @@ class Task(NamedTuple):
 
     def training(self, seed: int, device: Device, compiling: AbstractContextManager[Any] | None = None) -> Training:
         """Returns a network at its start, as `Training` does."""
-        return Training(
-            self.learn,
-            self.held_out,
-            classes=self.classes,
-            rate=self.rate,
-            seed=seed,
-            device=device,
-            compiling=compiling,
-        )
+        return Training(*self._samples, **self._choices(seed, device), compiling=compiling)
+
+    def training_in_jax(self, seed: int, device: Device) -> Any:
+        """Returns the same network at its start in JAX.
+
+        Raises:
+            ValueError: If JAX is not installed, or does not have the device.
+        """
+        if importlib.util.find_spec("jax") is None:
+            raise ValueError("framework 'jax' needs JAX: pip install 'maxsoftmax[jax]'")
+        from maxsoftmax._commands import network_jax
+
+        return network_jax.Training(*self._samples, **self._choices(seed, device))
+
+    @property
+    def _samples(self) -> tuple[Samples, Samples]:
+        return self.learn, self.held_out
+
+    def _choices(self, seed: int, device: Device) -> dict[str, Any]:
+        return {"classes": self.classes, "rate": self.rate, "seed": seed, "device": device}
 
 
 def sign(seed: int) -> Task:
@@ -81,6 +92,9 @@ def digits(seed: int) -> Task:
     return Task(learn, Samples(x[held_out], target[held_out]), classes=10, rate=0.01, steps=100)
 
 
+FRAMEWORKS = ("max", "jax")
+"""What a step of training may be compiled by."""
+
 TASKS: dict[str, Callable[[int], Task]] = {"sign": sign, "digits": digits}
 """Each by its name, made from a seed."""
 
@@ -89,8 +103,9 @@ def add(commands: Any) -> None:
     """Adds the command to those of the parser."""
     parser = commands.add_parser(
         "train",
-        help="trains a small classifier in a MAX graph",
-        description="Trains a network of one hidden layer, forward, backward and Adam in one compiled MAX graph.",
+        help="trains a small classifier in a MAX graph, or in JAX",
+        description="Trains a network of one hidden layer, forward, backward and Adam in one compiled MAX graph, or in "
+        "one function of JAX.",
     )
     parser.add_argument(
         "--task",
@@ -98,6 +113,7 @@ def add(commands: Any) -> None:
         default="sign",
         help="sign, whether the first of 24 features is positive; or digits, scikit-learn's (default: sign)",
     )
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="max", help="what trains it (default: max)")
     parser.add_argument("--steps", type=_count, metavar="N", help="(default: 15 for sign, 100 for digits)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of weights and samples (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1, … (default: cpu)")
@@ -131,8 +147,11 @@ def _train(options: argparse.Namespace) -> int:
     device = runtime.device(options.device)
     task = TASKS[options.task](options.seed)
     count = options.steps or task.steps
-    with log.status("compiling the graph of a step: a minute or more the first time") as compiling:
-        training = task.training(options.seed, device, compiling)
+    if options.framework == "jax":
+        training = task.training_in_jax(options.seed, device)
+    else:
+        with log.status("compiling the graph of a step: a minute or more the first time") as compiling:
+            training = task.training(options.seed, device, compiling)
     found = []
     for number, step in enumerate(training.steps(count)):
         found.append(step)
@@ -157,7 +176,7 @@ def _train(options: argparse.Namespace) -> int:
 def _json(losses: Sequence[float], device: Device, options: argparse.Namespace) -> str:
     kept = {
         "device": processor() if device.is_host else device.model_name,
-        "versions": {"max": distribution_version("max", "modular")},
+        "versions": _versions(options.framework),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["maxsoftmax", *sys.argv[1:]]),
         "task": options.task,
@@ -165,6 +184,11 @@ def _json(losses: Sequence[float], device: Device, options: argparse.Namespace) 
         "losses": losses,
     }
     return json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+
+
+def _versions(framework: str) -> dict[str, str]:
+    found = {"max": distribution_version("max", "modular")}
+    return found if framework == "max" else {**found, framework: distribution_version(framework)}
 
 
 def plot(losses: Sequence[float], path: Path, title: str, theirs: Sequence[float] = ()) -> list[Path]:

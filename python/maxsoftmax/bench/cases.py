@@ -138,8 +138,8 @@ TUNE = "tune"
 """The suite of `maxsoftmax tune`."""
 
 PEERS = {
-    "gpu": ("max", "torch", "torch.compile", "liger", "quack", "jax", "cudnn"),
-    "cpu": ("max", "torch", "torch.compile", "jax", "onnxruntime", "scipy", "numpy"),
+    "gpu": ("max", "torch", "torch.compile", "liger", "quack", "jax", "maxsoftmax.jax", "cudnn"),
+    "cpu": ("max", "torch", "torch.compile", "jax", "maxsoftmax.jax", "onnxruntime", "scipy", "numpy"),
 }
 """The providers beside ours, on each kind of device, in the order of their rows."""
 
@@ -148,6 +148,7 @@ _CALLERS = (
     "maxsoftmax.torch",
     "maxsoftmax.torch+grad",
     "maxsoftmax.ops",
+    "maxsoftmax.jax",
     "max",
     "torch",
     "torch+grad",

@@ -15,7 +15,7 @@ from maxsoftmax.bench.providers.called import (
     TorchGrad,
 )
 from maxsoftmax.bench.providers.cudnn import Cudnn
-from maxsoftmax.bench.providers.jax_jit import Jax
+from maxsoftmax.bench.providers.jax_jit import Jax, OurJax
 from maxsoftmax.bench.providers.liger import Liger
 from maxsoftmax.bench.providers.max_builtin import MaxBuiltin
 from maxsoftmax.bench.providers.numpy_ufuncs import Numpy
@@ -38,6 +38,7 @@ PROVIDERS: dict[str, type[Provider]] = {
         Liger,
         Quack,
         Jax,
+        OurJax,
         Cudnn,
         OnnxRuntime,
         Scipy,
@@ -53,6 +54,7 @@ CALLERS: dict[str, type[Provider]] = {
         OurTorch,
         OurTorchGrad,
         OurGraph,
+        OurJax,
         MaxBuiltin,
         CalledTorch,
         TorchGrad,

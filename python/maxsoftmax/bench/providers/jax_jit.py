@@ -1,4 +1,4 @@
-"""JAX, compiled by XLA."""
+"""JAX, compiled by XLA: its own functions, and those of `maxsoftmax.jax`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
+import maxsoftmax
 from maxsoftmax.bench.cases import KEPT, OPS, SCALE, Case, Entry
 from maxsoftmax.bench.providers.base import Provider, Unsupported
 
@@ -40,7 +41,7 @@ class Jax(Provider):
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         import jax
 
-        self.jax = jax
+        self.jax, self.nn = jax, jax.nn
         self.where = jax.devices("cpu")[0]
         if not device.is_host:
             try:
@@ -64,14 +65,14 @@ class Jax(Provider):
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the jitted function."""
-        nn, axis = self.jax.nn, case.axis
+        nn, axis = self.nn, case.axis
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: nn.softmax(x, axis=axis),
             "scaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis),
             "rescaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis) * KEPT,
             "causal_softmax": self._causal,
             "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
-            "softmax_backward": lambda given: given[0] * (given[1] - (given[0] * given[1]).sum(axis, keepdims=True)),
+            "softmax_backward": lambda given: self._backward(given[0], given[1], axis),
             "cross_entropy": lambda given: self._loss(*given),
             "cross_entropy_gradient": lambda given: self.jax.value_and_grad(self._loss)(*given),
         }
@@ -80,7 +81,10 @@ class Jax(Provider):
 
     def _causal(self, x: Any) -> Any:
         queries, keys = (self.jax.lax.iota(np.int32, size) for size in x.shape[-2:])
-        return self.jax.nn.softmax(self.jax.numpy.where(queries[:, None] >= keys, x, -np.inf), axis=-1)
+        return self.nn.softmax(self.jax.numpy.where(queries[:, None] >= keys, x, -np.inf), axis=-1)
+
+    def _backward(self, y: Any, dy: Any, axis: int) -> Any:
+        return y * (dy - (y * dy).sum(axis, keepdims=True))
 
     def _loss(self, x: Any, target: Any) -> Any:
         log_p = self.jax.nn.log_softmax(x, axis=-1)
@@ -115,3 +119,26 @@ class Jax(Provider):
             return ys
 
         return chain
+
+
+class OurJax(Jax):
+    """`maxsoftmax.jax` under the same `jax.jit`."""
+
+    name = "maxsoftmax.jax"
+
+    def __init__(self, device: Device, threads: int) -> None:
+        super().__init__(device, threads)
+        from maxsoftmax import jax as ours
+        from maxsoftmax.jax import differentiable
+
+        self.nn, self.backward = ours, differentiable.softmax_backward
+
+    def version(self) -> str:
+        """Returns the package's version."""
+        return maxsoftmax.__version__
+
+    def _backward(self, y: Any, dy: Any, axis: int) -> Any:
+        return self.backward(y, dy, axis % y.ndim)
+
+    def _loss(self, x: Any, target: Any) -> Any:
+        return self.nn.cross_entropy(x, target).mean()
