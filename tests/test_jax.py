@@ -1,5 +1,7 @@
+import ctypes
 import json
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -539,3 +541,18 @@ def test_the_command_trains_in_jax(capsys, device, tmp_path):
     assert kept["losses"] == expected
     assert steps[1] == f"step 2 of 2: loss {expected[1]:.6f}"
     assert last.startswith(f"after 2 steps: loss {expected[2]:.6f}, ")
+
+
+@pytest.mark.parametrize(("theirs", "answered"), [(None, 1), (2, 2), (3, 3)])
+def test_the_handler_is_for_the_version_that_xla_has(device, theirs, answered):
+    # As c_api.h has them: the API table, the metadata, the extension that asks for these, and the call frame.
+    api = struct.pack("<qqqqii", 192, 0, 24, 0, 0, theirs or 0)
+    api = ctypes.create_string_buffer(api)
+    metadata = ctypes.create_string_buffer(struct.pack("<qqqiiIxxxxq", 48, 24, 0, -1, -1, 7, 0))
+    asking = ctypes.create_string_buffer(struct.pack("<qixxxxqq", 32, 1, 0, ctypes.addressof(metadata)))
+    place = 0 if theirs is None else ctypes.addressof(api)
+    frame = ctypes.create_string_buffer(struct.pack("<qqq", 168, ctypes.addressof(asking), place).ljust(168, b"\0"))
+    handler = load.functions("softmax", "float32", -1, "auto", primitives.CHOICES).xla
+    handler.argtypes, handler.restype = (ctypes.c_void_p,), ctypes.c_void_p
+    assert handler(ctypes.addressof(frame)) is None
+    assert struct.unpack("<qqqiiI", metadata.raw[:36]) == (48, 24, 0, 0, answered, 0)

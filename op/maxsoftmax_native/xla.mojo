@@ -46,9 +46,9 @@ comptime Function = def(Int) abi("C") thin -> Int
 
 
 struct Words(TrivialRegisterPassable):
-    """A struct of XLA's `c_api.h`: 64 bits a field, but for a few that are halves of these.
+    """A struct of XLA's `c_api.h`: 64 bits a field, but for a few that have half of these.
 
-    The numbers below say where the fields are. Those of 0.1, the first version of the interface, have kept their places.
+    The numbers below say where the fields are that are read or written, in version 0.3 of the interface.
     """
 
     comptime FRAME_EXTENSION = 1
@@ -94,9 +94,9 @@ struct Words(TrivialRegisterPassable):
         return Self(self[i])
 
     @inline(.always)
-    def low(self, i: Int) -> Int32:
-        """Returns the first half of a field."""
-        return self.memory.unsafe_bitcast[Int32]()[unsafe_offset=2 * i]
+    def half(self, i: Int) -> Int32:
+        """Returns half a field, of which each has two."""
+        return self.memory.unsafe_bitcast[Int32]()[unsafe_offset=i]
 
 
 def handle[O: Op](address: Int) -> Int:
@@ -109,15 +109,21 @@ def handle[O: Op](address: Int) -> Int:
         address: Of the call frame.
     """
     var frame = Words(address)
-    var api = frame.at(Words.FRAME_API)
     if frame[Words.FRAME_EXTENSION] != 0:
         var extension = frame.at(Words.FRAME_EXTENSION)
-        if extension.low(Words.EXTENSION_TYPE) == 1:
-            _describe(extension.at(Words.EXTENSION_METADATA), api)
+        if extension.half(2 * Words.EXTENSION_TYPE) == 1:
+            _describe(
+                extension.at(Words.EXTENSION_METADATA), frame[Words.FRAME_API]
+            )
             return 0
+    var api = frame.at(Words.FRAME_API)
     var device = -1
     var stream = 0
     comptime if TARGET == "gpu":
+        if api[0] <= 8 * Words.API_DEVICE_ORDINAL_GET:
+            return _error(
+                api, text("R", "this version of XLA does not name its devices")
+            )
         var error = _ask(api[Words.API_DEVICE_ORDINAL_GET], frame, device)
         if error == 0:
             error = _ask(api[Words.API_STREAM_GET], frame, stream)
@@ -181,17 +187,16 @@ def _ask_for_large_pages(buffer: Words):
     _ = external_call["madvise", Int32](begin, end - begin, MADV_HUGEPAGE)
 
 
-def _describe(metadata: Words, api: Words):
-    """Tells XLA which version of its interface the handler is for."""
+def _describe(metadata: Words, api: Int):
+    """Tells XLA which version of its interface the handler is for: XLA's own, or the oldest where XLA does not tell it.
+    """
     var told = metadata.memory.unsafe_bitcast[Int32]()
-    # Major and minor: its own, or, of an XLA that does not tell, the first. There are no traits.
-    var known = Int(api.memory) != 0
+    var minor = Int32(1)
+    if api != 0:
+        minor = Words(api).half(2 * Words.API_VERSION + 1)
     told[unsafe_offset=2 * Words.METADATA_VERSION] = 0
-    told[
-        unsafe_offset=2 * Words.METADATA_VERSION + 1
-    ] = api.memory.unsafe_bitcast[Int32]()[
-        unsafe_offset=2 * Words.API_VERSION + 1
-    ] if known else 1
+    told[unsafe_offset=2 * Words.METADATA_VERSION + 1] = minor
+    # No traits: it is not known to go into a command buffer.
     told[unsafe_offset=2 * Words.METADATA_TRAITS] = 0
 
 
