@@ -17,6 +17,11 @@ from .kernels import Kernels
 from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
 from .ops.sparsemax import sparsemax, sparsemax_backward
+from .ops.token_log_probs import (
+    Asked,
+    token_log_probs,
+    token_log_probs_backward,
+)
 from .queue import Queue
 from .registry import (
     CrossEntropy,
@@ -32,5 +37,6 @@ from .registry import (
     SoftmaxBackward,
     Sparsemax,
     SparsemaxBackward,
+    TokenLogProbs,
 )
 from .io.rows import Rows, Source, Target

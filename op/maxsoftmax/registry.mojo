@@ -25,6 +25,7 @@ from .fused import KernelsOf
 from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
 from .ops.sparsemax import sparsemax, sparsemax_backward
+from .ops.token_log_probs import Asked, token_log_probs
 from .io.rows import Rows, Source, Target, check_row_major
 
 
@@ -491,6 +492,60 @@ struct SparsemaxBackward:
         sparsemax_backward[
             "cpu" if is_cpu[target]() else "gpu", axis == y.rank - 1
         ](_target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx)
+
+
+@compiler.register("token_log_probs")
+struct TokenLogProbs:
+    """The op `token_log_probs`: the logarithms of some tokens' probabilities, and the entropy of each row.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, temperature: Int, has_entropy: Bool
+    ](
+        log_probs: OutputTensor[rank=2, ...],
+        entropy: OutputTensor[rank=1, ...],
+        sums: OutputTensor[rank=2, ...],
+        x: InputTensor,
+        tokens: InputTensor[rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the tokens' probabilities, counted from 0.
+            temperature: What logits are divided by, as the bits of a Float64.
+            has_entropy: Whether the entropy is wanted.
+
+        Args:
+            log_probs: (rows, k), the dimensions beside `axis` being one; float64 for float64, else float32. NaN of what
+                is no token of the row.
+            entropy: (rows,), -Σ p ln p; not written to if it is not wanted.
+            sums: (rows, 3), memory for what logarithms are computed from.
+            x: Logits.
+            tokens: (rows · k,), int32 or int64.
+            ctx: The device.
+        """
+        comptime accum = accumulator[x.dtype]()
+        var entropies: Optional[Target[accum]] = None
+        comptime if has_entropy:
+            entropies = _sums[x.dtype](entropy)
+        token_log_probs[
+            "cpu" if is_cpu[target]() else "gpu", axis == x.rank - 1
+        ](
+            _sums[x.dtype](log_probs),
+            entropies,
+            _sums[x.dtype](sums),
+            _source(x),
+            Asked(
+                Targets(_source(tokens)),
+                log_probs.shape()[1],
+                _float(temperature),
+            ),
+            Rows.of[axis](x.shape()),
+            ctx,
+        )
 
 
 @compiler.register("cross_entropy")

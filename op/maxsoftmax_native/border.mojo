@@ -7,6 +7,7 @@ from max.gpu.host import DeviceContext
 
 from maxsoftmax.kept import Kept
 from maxsoftmax.math.loss import LossOptions, Reduction, Targets
+from maxsoftmax.ops.token_log_probs import Asked
 from maxsoftmax.queue import Queue
 from maxsoftmax.io.rows import Rows, Source, Target
 
@@ -89,6 +90,14 @@ def targets_of(call: Call, pointers: Pointers, i: Int) -> Targets:
     return {pointers.source[DType.int32](i), call[OPTIONS + 3] != 0}
 
 
+@inline(.always)
+def asked_of(call: Call, pointers: Pointers, i: Int) -> Asked:
+    """Returns what is asked of each row, of the tokens at the pointer `i`: how many, whether they have 64 bits, and the temperature.
+    """
+    var tokens = Targets(pointers.source[DType.int32](i), call[OPTIONS + 1] != 0)
+    return {tokens, call[OPTIONS], call.number(OPTIONS + 2)}
+
+
 trait Op:
     """An op behind the border."""
 
@@ -129,6 +138,13 @@ struct Pointers(Movable):
         if self.addresses[i] == 0:
             return None
         return self.source[dtype](i)
+
+    @inline(.always)
+    def target_if_any[dtype: DType](self, i: Int) -> Optional[Target[dtype]]:
+        """Returns where elements are written, if they are anywhere."""
+        if self.addresses[i] == 0:
+            return None
+        return self.target[dtype](i)
 
     @inline(.always)
     def target[dtype: DType](self, i: Int) -> Target[dtype]:

@@ -1,7 +1,7 @@
 """The fastest softmax that can be put in a MAX graph, and called without one.
 
-- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients take arrays: NumPy, or
-  anything that speaks DLPack. They call the kernels in libraries, which are built on first use; `warm_up` builds them
+- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients, and `token_log_probs` take arrays:
+  NumPy, or anything that speaks DLPack. They call the kernels in libraries, which are built on first use; `warm_up` builds them
   ahead.
 - `maxsoftmax.torch`, which has to be imported, takes tensors of PyTorch, and has gradients of its own.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
@@ -25,6 +25,7 @@ from maxsoftmax._arrays import (
     softmax_backward,
     sparsemax,
     sparsemax_backward,
+    token_log_probs,
 )
 from maxsoftmax._graph.extension import drop_into, dropin, extension
 from maxsoftmax._native import warm_up
@@ -50,6 +51,7 @@ __all__ = [
     "softmax_backward",
     "sparsemax",
     "sparsemax_backward",
+    "token_log_probs",
     "warm_up",
 ]
 

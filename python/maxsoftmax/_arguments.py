@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from collections.abc import Iterable, Sequence
@@ -233,14 +234,14 @@ def check_unroll(unroll: Any, algorithm: str, device: str) -> int:
     return _check_choice("unroll", unroll, UNROLL, allowed, f"{algorithm!r} on the {device.upper()}")
 
 
-def check_target_dtype(dtype: DType) -> None:
-    """Refuses targets that are not classes.
+def check_target_dtype(dtype: DType, name: str = "target") -> None:
+    """Refuses targets, or tokens, that are not classes.
 
     Raises:
         TypeError: If it is not one of `TARGET_DTYPES`.
     """
     if dtype.name not in CLASSES:
-        raise TypeError(f"target has dtype {dtype.name}, but classes are {' or '.join(CLASSES)}")
+        raise TypeError(f"{name} has dtype {dtype.name}, but classes are {' or '.join(CLASSES)}")
 
 
 def class_axis(rank: int) -> int:
@@ -274,6 +275,55 @@ def check_target_shape(target: Iterable[Any], x: Iterable[Any], axis: str = "axi
             f"the classes are along {axis} {place}"
         )
     return place
+
+
+def check_tokens_shape(tokens: Iterable[Any], x: Iterable[Any], place: int) -> bool:
+    """Returns whether there are several tokens for each row of logits, along the axis, or one without it.
+
+    Args:
+        tokens: The shape of the tokens, in numbers or in dimensions of a graph.
+        x: That of the logits.
+        place: The axis, counted from 0.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    found, logits = tuple(tokens), tuple(x)
+    rows = logits[:place] + logits[place + 1 :]
+    several = len(found) == len(logits)
+    if (found[:place] + found[place + 1 :] if several else found) != rows:
+        many = words((*logits[:place], "k", *logits[place + 1 :]))
+        raise ValueError(
+            f"tokens has shape {words(found)}, but x of {words(logits)} needs {words(rows)}, or {many} for k a row"
+        )
+    return several
+
+
+def check_temperature(temperature: Any) -> float:
+    """Returns what logits are divided by, 1 for None.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is not positive and finite.
+    """
+    if temperature is None:
+        return 1.0
+    if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
+        raise TypeError(f"temperature must be a number, not {temperature!r}")
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be a positive, finite number, not {temperature!r}")
+    return float(temperature)
+
+
+def check_entropy(entropy: Any) -> bool:
+    """Returns whether the entropy is wanted, too.
+
+    Raises:
+        TypeError: If it is not a bool.
+    """
+    if not isinstance(entropy, bool):
+        raise TypeError(f"entropy must be True or False, not {entropy!r}")
+    return entropy
 
 
 def words(shape: Iterable[Any]) -> str:

@@ -22,12 +22,15 @@ from maxsoftmax._arguments import (
     accumulator,
     check_algorithm,
     check_dtype,
+    check_entropy,
     check_ignore_index,
     check_label_smoothing,
     check_out,
     check_reduction,
     check_target_dtype,
     check_target_shape,
+    check_temperature,
+    check_tokens_shape,
     normalize_axis,
     words,
 )
@@ -287,6 +290,63 @@ def logsumexp(x: TensorValueLike, axis: int = -1) -> TensorValue:
     kept = [dim for i, dim in enumerate(x.shape) if i != place]
     (y,) = _call("logsumexp", [x], [TensorType(x.dtype, [_product(kept)], x.device)], {"axis": place})
     return max_ops.reshape(y, kept)
+
+
+def token_log_probs(
+    x: TensorValueLike,
+    tokens: TensorValueLike,
+    axis: int = -1,
+    *,
+    temperature: float | None = None,
+    entropy: bool = False,
+) -> TensorValue | tuple[TensorValue, TensorValue]:
+    """Adds the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.
+
+    These are the elements of `log_softmax(x / temperature)` that `tokens` names, without the others. The bits of a row
+    depend on nothing but the row, its tokens' included, and are the same with and without the entropy. Logits are
+    read once, on a CPU twice with the entropy.
+
+    Args:
+        x: Logits, as for `softmax`.
+        tokens: Which elements of each row: of the shape of `x` without `axis`, or with `axis` of another length, for
+            as many tokens a row; int32 or int64. What is not from 0 to n - 1 has the logarithm NaN.
+        axis: The axis of the tokens' probabilities; negative counts from the last.
+        temperature: A positive number that logits are divided by; 1 if None.
+        entropy: Whether to return the entropy of each row, too: -Σ p ln p.
+
+    Returns:
+        The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of the shape of
+        `x` without `axis`: float64 if `x` is, else float32.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, there is no such axis, or the temperature is not allowed.
+        LookupError: If no graph is being built.
+    """
+    x, tokens = _value(x), _value(tokens, "tokens")
+    check_dtype(x.dtype)
+    place = _axis(axis, x)
+    chosen, wanted = check_temperature(temperature), check_entropy(entropy)
+    check_target_dtype(tokens.dtype, "tokens")
+    several = check_tokens_shape(tokens.shape, x.shape, place)
+    if tokens.device != x.device:
+        raise ValueError(f"tokens is on {tokens.device}, but x is on {x.device}")
+    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    rows, each, wide = _product(kept), Dim(1), accumulator(x.dtype)
+    if several:
+        each, last = tokens.shape[place], len(kept)
+        # Those of a row are neighbours.
+        tokens = max_ops.permute(tokens, [i for i in range(last + 1) if i != place] + [place])
+    log_probs, entropies, _ = _call(
+        "token_log_probs",
+        [x, max_ops.reshape(tokens, [rows * each])],
+        [TensorType(wide, shape, x.device) for shape in ([rows, each], [rows if wanted else 1], [rows, 3])],
+        {"axis": place, "temperature": _bits(chosen), "has_entropy": wanted},
+    )
+    result = max_ops.reshape(log_probs, [*kept, each] if several else kept)
+    if several:
+        result = max_ops.permute(result, [*range(place), last, *range(place, last)])
+    return (result, max_ops.reshape(entropies, kept)) if wanted else result
 
 
 def cross_entropy(

@@ -27,11 +27,13 @@ from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.granules import Granule, Granules, caught_up
 from .partition.row import MemoryPart
 from .streaming_operations import LANES, Sums, Written
-from .resident import write_pair
 from .tuning import Tuned
 
-comptime Pairs = Pointer[Pair[], MutUntrackedOrigin]
+comptime Wholes[S: Sums] = Pointer[S.Whole, MutUntrackedOrigin]
 """What the units of all rows sum to, between the launches."""
+
+comptime _NUMBERS[S: Sums]: Int = size_of[S.Whole]() // size_of[Float32]()
+"""How many numbers there are in what a unit sums to."""
 
 
 struct Units(TrivialRegisterPassable):
@@ -73,19 +75,20 @@ struct Units(TrivialRegisterPassable):
 def units_kernel[
     S: Sums, alone: Bool
 ](
-    pairs: Pairs,
+    pairs: Wholes[S],
     x: Source[S.dtype],
     other: Source[S.dtype],
     n: Int64,
     rounds: Int64,
     units: Int64,
     blocks: Int64,
+    factor: Float32,
 ):
     """First launch: what the units of each row sum to.
 
     Parameters:
         S: What is summed.
-        alone: Whether every block has all of a row, and leaves the row's (m, d).
+        alone: Whether every block has all of a row, and leaves what is written of it.
 
     Args:
         pairs: One a unit; one a row from a block alone.
@@ -95,12 +98,13 @@ def units_kernel[
         rounds: As of `Units`.
         units: How many units a row has.
         blocks: Blocks that share a row.
+        factor: What the elements are multiplied by, where the sums are of such.
     """
     comptime G = Granules[S.dtype]
     comptime warps = S.tuned.block_size // LANES
     var kept = unsafe_stack_allocation[
         S.tuned.max_units if alone else 1,
-        Pair[],
+        S.Whole,
         address_space=AddressSpace.SHARED,
     ]()
     var thread = Int(thread_idx.x)
@@ -111,7 +115,7 @@ def units_kernel[
     pdl_wait()
 
     @inline(.always)
-    def leave(unit: Int, pair: Pair[]) {imm}:
+    def leave(unit: Int, pair: S.Whole) {imm}:
         if lane == 0:
             comptime if alone:
                 kept[unsafe_offset=unit] = pair
@@ -129,12 +133,13 @@ def units_kernel[
                 Int(units),
                 Int(rounds),
                 lane,
+                factor,
             )
     comptime if alone:
         barrier()
         var whole = _merged[S](kept, Int(units), thread)
         if thread == 0:
-            write_pair[S.exact](pairs.unsafe_bitcast[Float32](), row, whole)
+            S.write(pairs.unsafe_bitcast[Float32](), row, whole)
 
 
 @inline(.always)
@@ -152,7 +157,7 @@ def _row_and_rank(blocks: Int64) -> Tuple[Int, Int]:
 def _units[
     S: Sums,
     shifted: Bool,
-    Leave: def(unit: Int, pair: Pair[]) -> None,
+    Leave: def(unit: Int, pair: S.Whole) -> None,
 ](
     leave: Leave,
     a: Granules[S.dtype],
@@ -162,6 +167,7 @@ def _units[
     units: Int,
     rounds: Int,
     lane: Int,
+    factor: Float32,
 ):
     """Sums units, one after the other.
 
@@ -179,6 +185,7 @@ def _units[
         units: How many a row has.
         rounds: As of `Units`.
         lane: This thread's index in the unit.
+        factor: As of `units_kernel`.
     """
     # And the one after them, of which the first lane has a part.
     comptime Read = Array[Granule[S.dtype], S.tuned.unroll + 1]
@@ -219,7 +226,7 @@ def _units[
 
     var unit = first
     var at = unit * rounds
-    var sums = S()
+    var sums = S(factor)
     var x = Read(fill=Granule[S.dtype](S.filler()))
     comptime if S.tuned.ahead:
         if unit < units:
@@ -246,7 +253,7 @@ def _units[
         x = x_next^
         if following != unit:
             leave(unit, sums.of_unit(a.shift, lane))
-            sums = S()
+            sums = S(factor)
         unit, at = following, next
 
 
@@ -254,10 +261,10 @@ def _units[
 def _merged[
     space: AddressSpace, //, S: Sums
 ](
-    pairs: Pointer[Pair[], MutUntrackedOrigin, address_space=space],
+    pairs: Pointer[S.Whole, MutUntrackedOrigin, address_space=space],
     units: Int,
     thread: Int,
-) -> Pair[]:
+) -> S.Whole:
     """Returns what a row sums to, to every thread of a block.
 
     Parameters:
@@ -271,13 +278,13 @@ def _merged[
     """
     comptime most = S.tuned.max_units // S.tuned.block_size
     var scratch = unsafe_stack_allocation[
-        2 * S.tuned.block_size // WARP_SIZE,
+        _NUMBERS[S] * S.tuned.block_size // WARP_SIZE,
         Float32,
         address_space=AddressSpace.SHARED,
     ]()
     var count = max(0, ceildiv(units - thread, S.tuned.block_size))
     # All of them are under way at once.
-    var mine = Array[Pair[], most](fill=S.nothing())
+    var mine = Array[S.Whole, most](fill=S.nothing())
     comptime for j in range(most):
         if j < count:
             mine[j] = pairs[unsafe_offset=thread + j * S.tuned.block_size]
@@ -292,14 +299,14 @@ def _merged[
 )
 def merge_kernel[
     S: Sums
-](result: Target[DType.float32], pairs: Pairs, units: Int64):
-    """Second launch where nothing else is written: a row's (m, d), a block for each.
+](result: Target[DType.float32], pairs: Wholes[S], units: Int64):
+    """Second launch where nothing else is written: what each row sums to, a block for each.
 
     Parameters:
         S: What was summed.
 
     Args:
-        result: (m, d) of each row.
+        result: What `S.write` writes of each row.
         pairs: One a unit.
         units: How many units a row has.
     """
@@ -310,7 +317,7 @@ def merge_kernel[
         pairs.unsafe_offset(row * Int(units)), Int(units), thread
     )
     if thread == 0:
-        write_pair[S.exact](result, row, whole)
+        S.write(result, row, whole)
 
 
 @__llvm_metadata(
@@ -325,7 +332,7 @@ def write_kernel[
     y: Target[S.dtype],
     x: Source[S.dtype],
     other: Source[S.dtype],
-    pairs: Pairs,
+    pairs: Wholes[S],
     n: Int64,
     units: Int64,
     blocks: Int64,
@@ -334,7 +341,7 @@ def write_kernel[
     """Second launch: each block merges the units of a row, and writes its part of it.
 
     Parameters:
-        S: What was summed.
+        S: What was summed: a pair.
         W: What is written.
 
     Args:
@@ -353,7 +360,11 @@ def write_kernel[
     var row, rank = _row_and_rank(blocks)
     pdl_wait()
     var written = W(
-        _merged[S](pairs.unsafe_offset(row * Int(units)), Int(units), thread)
+        rebind[Pair[]](
+            _merged[S](
+                pairs.unsafe_offset(row * Int(units)), Int(units), thread
+            )
+        )
     )
     var part = P.of_share(
         MemoryTarget(y),
@@ -415,10 +426,12 @@ def streaming[
     """
     comptime width = Granules[S.dtype].width
     var units = Units.of[S](rows.n)
-    var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
-    var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
+    var memory = queue.scratch[DType.float32](
+        _NUMBERS[S] * rows.count() * units.count
+    )
+    var pairs = memory.pointer.unsafe_bitcast[S.Whole]()
     var share = max(1, _held[S](queue) // rows.count())
-    _launch_units[S](pairs, x, other, rows, units, share, queue)
+    _launch_units[S](pairs, x, other, rows, units, share, 1, queue)
     var blocks = min(
         share, ceildiv(rows.n, width * S.tuned.block_size * S.tuned.unroll)
     )
@@ -445,6 +458,7 @@ def streaming_pairs[
     x: Source[S.dtype],
     rows: Rows,
     queue: Queue,
+    factor: Float32 = 1,
 ) raises:
     """Launches the kernels of what rows sum to: one where there are rows enough for all blocks, else two.
 
@@ -452,28 +466,32 @@ def streaming_pairs[
         S: What is summed.
 
     Args:
-        result: (m, d) of each row.
+        result: What `S.write` writes of each row: of pairs (m, d).
         x: The input.
         rows: Rows along the last axis.
         queue: Where kernels are launched.
+        factor: As of `units_kernel`.
     """
     var units = Units.of[S](rows.n)
     if _fill[S](rows.count(), queue):
         queue.launch[units_kernel[S, True]](
-            result.unsafe_bitcast[Pair[]](),
+            result.unsafe_bitcast[S.Whole](),
             x,
             x,
             Int64(rows.n),
             Int64(units.rounds),
             Int64(units.count),
             Int64(1),
+            factor,
             grid_dim=rows.count(),
             block_dim=S.tuned.block_size,
             attributes=pdl_attributes(),
         )
         return
-    var memory = queue.scratch[DType.float32](2 * rows.count() * units.count)
-    var pairs = memory.pointer.unsafe_bitcast[Pair[]]()
+    var memory = queue.scratch[DType.float32](
+        _NUMBERS[S] * rows.count() * units.count
+    )
+    var pairs = memory.pointer.unsafe_bitcast[S.Whole]()
     _launch_units[S](
         pairs,
         x,
@@ -481,6 +499,7 @@ def streaming_pairs[
         rows,
         units,
         ceildiv(Tuned.waves * _held[S](queue), rows.count()),
+        factor,
         queue,
     )
     queue.launch[merge_kernel[S]](
@@ -497,12 +516,13 @@ def streaming_pairs[
 def _launch_units[
     S: Sums
 ](
-    pairs: Pairs,
+    pairs: Wholes[S],
     x: Source[S.dtype],
     other: Source[S.dtype],
     rows: Rows,
     units: Units,
     most: Int,
+    factor: Float32,
     queue: Queue,
 ) raises:
     """Enqueues the first launch, with as many blocks a row as it has work for.
@@ -517,6 +537,7 @@ def _launch_units[
         rows: Rows along the last axis.
         units: How each is divided.
         most: Blocks a row at most.
+        factor: As of `units_kernel`.
         queue: Where the kernel is launched.
     """
     var blocks = min(most, ceildiv(units.count, S.tuned.block_size // LANES))
@@ -528,6 +549,7 @@ def _launch_units[
         Int64(units.rounds),
         Int64(units.count),
         Int64(blocks),
+        factor,
         grid_dim=rows.count() * blocks,
         block_dim=S.tuned.block_size,
         attributes=pdl_attributes(),

@@ -5,7 +5,7 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
-from ..io.rows import VECTOR_BYTES
+from ..io.rows import Target, VECTOR_BYTES
 from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
 from ..math.gradient import Gradient
@@ -20,7 +20,7 @@ from .hardware.team import (
     team_reduce,
     total,
 )
-from .resident import add
+from .resident import add, write_pair
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
 from .tuning import Stream, Tuned
@@ -41,9 +41,15 @@ trait Sums(TrivialRegisterPassable):
     """How the row is taken."""
     comptime exact: Bool
     """Whether results are of more than 16 bits."""
+    comptime Whole: TrivialRegisterPassable
+    """What elements sum to, in float32: of pairs `Pair[]`."""
 
-    def __init__(out self):
-        """That of nothing."""
+    def __init__(out self, factor: Float32):
+        """That of nothing.
+
+        Args:
+            factor: What elements are multiplied by, if sums are of such.
+        """
         ...
 
     @staticmethod
@@ -52,7 +58,7 @@ trait Sums(TrivialRegisterPassable):
         ...
 
     @staticmethod
-    def nothing() -> Pair[]:
+    def nothing() -> Self.Whole:
         """Returns what no elements sum to."""
         ...
 
@@ -74,7 +80,7 @@ trait Sums(TrivialRegisterPassable):
         """
         ...
 
-    def of_unit(self, shift: Int32, lane: Int) -> Pair[]:
+    def of_unit(self, shift: Int32, lane: Int) -> Self.Whole:
         """Returns what all lanes of a unit have together.
 
         Args:
@@ -87,11 +93,11 @@ trait Sums(TrivialRegisterPassable):
     def merged[
         most: Int, //
     ](
-        pairs: Array[Pair[], most],
+        pairs: Array[Self.Whole, most],
         count: Int,
         scratch: Shared[Float32],
         thread: Int,
-    ) -> Pair[]:
+    ) -> Self.Whole:
         """Returns what all threads of a block have together, the same bits for each.
 
         Parameters:
@@ -100,8 +106,19 @@ trait Sums(TrivialRegisterPassable):
         Args:
             pairs: This thread's.
             count: How many of them there are.
-            scratch: Memory for two values a warp.
+            scratch: Memory for as many values a warp as `Whole` has.
             thread: This thread's index in the block.
+        """
+        ...
+
+    @staticmethod
+    def write(result: Target[DType.float32], row: Int, whole: Self.Whole):
+        """Writes what there is one of for a row: of pairs (m, d).
+
+        Args:
+            result: Where that of row 0 goes.
+            row: The row.
+            whole: What it sums to.
         """
         ...
 
@@ -152,6 +169,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     comptime exact = size_of[Self.of]() > 2
     comptime width = VECTOR_BYTES // size_of[Self.of]()
     comptime S = Scale[Self.exact]
+    comptime Whole = Pair[]
 
     var m: Float32
     """The maximum."""
@@ -161,7 +179,7 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     """That scale."""
 
     @inline(.always)
-    def __init__(out self):
+    def __init__(out self, factor: Float32):
         self.m = neg_inf[DType.float32]()
         self.d = Sum[DType.float32, Self.width]()
         self.quick = QuickScale(self.m)
@@ -253,6 +271,11 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
             ),
         )
 
+    @staticmethod
+    @inline(.always)
+    def write(result: Target[DType.float32], row: Int, whole: Pair[]):
+        write_pair[Self.exact](result, row, whole)
+
 
 struct Products[of: DType, log: Bool](Sums):
     """What the gradients of a row's logits share: Σ y·dy, or of log_softmax Σ dy.
@@ -267,12 +290,13 @@ struct Products[of: DType, log: Bool](Sums):
     comptime tuned = Tuned.products()
     comptime exact = size_of[Self.of]() > 2
     comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime Whole = Pair[]
 
     var sum: Sum[DType.float32, Self.width]
     """The sum."""
 
     @inline(.always)
-    def __init__(out self):
+    def __init__(out self, factor: Float32):
         self.sum = Sum[DType.float32, Self.width]()
 
     @staticmethod
@@ -325,6 +349,11 @@ struct Products[of: DType, log: Bool](Sums):
             team_reduce[Self.tuned.block_size, total](scratch, thread, sum),
             Float32(0),
         )
+
+    @staticmethod
+    @inline(.always)
+    def write(result: Target[DType.float32], row: Int, whole: Pair[]):
+        write_pair[Self.exact](result, row, whole)
 
 
 struct Quotients[finish: Finish, exact: Bool](Written):

@@ -17,6 +17,7 @@ from maxsoftmax._arrays.losses import (
     cross_entropy_backward_,
     cross_entropy_forward,
 )
+from maxsoftmax._arrays.tokens import token_log_probs
 
 __all__ = [
     "Rows",
@@ -32,4 +33,5 @@ __all__ = [
     "softmax_backward",
     "sparsemax",
     "sparsemax_backward",
+    "token_log_probs",
 ]

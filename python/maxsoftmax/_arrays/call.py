@@ -91,10 +91,10 @@ class Call:
         self._mix(x)
         return convert.floats(x, name, self.reader)
 
-    def classes(self, x: Any) -> Array:
-        """Takes targets."""
+    def classes(self, x: Any, name: str = "target") -> Array:
+        """Takes targets, or tokens."""
         self._mix(x)
-        return convert.classes(x, self.reader)
+        return convert.classes(x, name, self.reader)
 
     def operand(self, x: Any, name: str) -> Array:
         """Takes what is computed with logits."""

@@ -80,8 +80,13 @@ def floats(x: Any, name: str, reader: Reader = MAX) -> Array:
     return of_numpy(as_floats(view(devices.fetched(found)), name))
 
 
-def classes(x: Any, reader: Reader = MAX) -> Array:
-    """Returns targets.
+def classes(x: Any, name: str, reader: Reader = MAX) -> Array:
+    """Returns targets, or tokens.
+
+    Args:
+        x: What the caller passed.
+        name: The argument's name.
+        reader: What will read it, on a GPU.
 
     Raises:
         TypeError: If they are not classes.
@@ -93,11 +98,11 @@ def classes(x: Any, reader: Reader = MAX) -> Array:
             return of_numpy(array.astype(dtype, copy=False))
         found: Any = array.dtype
     else:
-        lent = lend(x, "target", reader)
+        lent = lend(x, name, reader)
         if lent.dtype in CLASSES:
             return lent
         found = lent.dtype
-    raise TypeError(f"target has dtype {found}, but classes are int32 or int64")
+    raise TypeError(f"{name} has dtype {found}, but classes are int32 or int64")
 
 
 def operand(x: Any, name: str, reader: Reader = MAX) -> Array:

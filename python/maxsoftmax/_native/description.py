@@ -18,6 +18,8 @@ POINTERS = {
     "sparsemax_backward": 4,
     "cross_entropy": 5,
     "cross_entropy_backward": 6,
+    "token_log_probs": 6,
+    "token_log_probs_backward": 7,
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
@@ -40,6 +42,7 @@ OPS = {
     "cross_entropy_forward": ("cross_entropy",),
     "cross_entropy_backward": ("cross_entropy_backward",),
     "cross_entropy_backward_": ("cross_entropy_backward",),
+    "token_log_probs": ("token_log_probs",),
 }
 """The functions of this package, and the libraries that each may call."""
 
