@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, sparsemax and cross entropy for `torch.Tensor`s, with gradients of every order.
+"""Softmax, its logarithm, sparsemax, cross entropy and tokens' logarithms for `torch.Tensor`s, with gradients of every order.
 
 Tensors are taken as they lie in memory, on the CPU or on a CUDA device, there on torch's current stream. A call goes
 straight to the kernel; under torch.compile, torch.func and the like it is an operator of `torch.library`. Derivatives
@@ -12,13 +12,15 @@ try:
 except ImportError as error:
     raise ImportError("maxsoftmax.torch needs PyTorch: pip install 'maxsoftmax[torch]'") from error
 
+from maxsoftmax._arguments import check_entropy, check_temperature
 from maxsoftmax.torch import autograd, losses, operators
+from maxsoftmax.torch.arguments import check_tensor, check_tokens, dimension
 from maxsoftmax.torch.direct_losses import REDUCTIONS
 from maxsoftmax.torch.modes import is_autocast
 from maxsoftmax.torch.outputs import along
 from maxsoftmax.torch.patch import patch
 
-__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax", "sparsemax"]
+__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax", "sparsemax", "token_log_probs"]
 
 CLASSES = (torch.int64, torch.int32)
 """What the kernels take as classes."""
@@ -181,3 +183,41 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     ):
         return autograd.cross_entropy(x, target, ignore_index, label_smoothing, reduction)
     return losses.cross_entropy(x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+
+
+def token_log_probs(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int = -1, *, temperature: float | None = None, entropy: bool = False
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Returns the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.
+
+    These are the elements of `log_softmax(x / temperature)` that `tokens` names, without the others. The bits of a row
+    depend on nothing but the row, its tokens' included, and are the same with and without the entropy.
+
+    Args:
+        x: Logits, as for `softmax`, of rank 1 or more.
+        tokens: Which elements of each row: of the shape of `x` without `dim`, or with `dim` of another length, for as
+            many tokens a row; int64 or int32. What is not from 0 to n - 1 has the logarithm NaN, and no gradient where
+            the gradient of that is 0, as behind `torch.where`; else the row's gradient is NaN.
+        dim: The dimension of the tokens' probabilities; negative counts from the last.
+        temperature: A positive number that logits are divided by; 1 if None.
+        entropy: Whether to return the entropy of each row, too: -Σ p ln p.
+
+    Returns:
+        The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of the shape of
+        `x` without `dim`: float64 if `x` is, else float32. They have a gradient, one for both, and that has one too.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        IndexError: If there is no such dimension.
+        ValueError: If shapes or devices do not fit, or the temperature is not allowed.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> maxsoftmax.torch.token_log_probs(torch.zeros(2, 4), torch.tensor([0, 3]), entropy=True)
+        (tensor([-1.3863, -1.3863]), tensor([1.3863, 1.3863]))
+    """
+    check_tensor(x)
+    place = dimension(x, dim)
+    check_tokens(tokens, x, place)
+    found = autograd.token_log_probs(x, tokens, place, check_temperature(temperature), check_entropy(entropy))
+    return found if entropy else found[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from maxsoftmax._arguments import check_target_shape
+from maxsoftmax._arguments import check_target_shape, check_tokens_shape
 from maxsoftmax.torch.memory import NAMES
 
 _ALLOWED = "float32, bfloat16, float16 or float64"
@@ -39,6 +39,23 @@ def check_target(target: Any, x: torch.Tensor) -> None:
         raise TypeError(f"target has dtype {spelled(target.dtype)}, but classes are int64, int32 or uint8")
     check_target_shape(target.shape, x.shape, "dimension")
     check_device(target, "target", x)
+
+
+def check_tokens(tokens: Any, x: torch.Tensor, dim: int) -> None:
+    """Refuses what are no tokens of the rows of logits along a dimension.
+
+    Raises:
+        TypeError: If they are no tensor of integers.
+        ValueError: If shapes or devices do not fit, or `x` has no dimension.
+    """
+    if not isinstance(tokens, torch.Tensor):
+        raise TypeError(f"tokens must be a torch.Tensor, not a {type(tokens).__name__}")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens has dtype {spelled(tokens.dtype)}, but it has to be int64 or int32")
+    if not x.ndim:
+        raise ValueError("x has rank 0, but logits need a dimension of tokens: reshape it to rank 1 first")
+    check_tokens_shape(tokens.shape, x.shape, dim % x.ndim)
+    check_device(tokens, "tokens", x)
 
 
 def check_result(result: torch.Tensor, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

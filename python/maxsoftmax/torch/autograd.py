@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled as _has_gradients
 
-from maxsoftmax.torch import direct, direct_losses
+from maxsoftmax.torch import direct, direct_losses, direct_tokens
 from maxsoftmax.torch.arguments import check_tensor, dimension
 from maxsoftmax.torch.direct_losses import class_dimension
 from maxsoftmax.torch.memory import PLAIN
@@ -126,6 +126,55 @@ def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices)
 
 
+def token_log_probs(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int, temperature: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the logarithms of tokens' probabilities, and the entropies, or no elements."""
+    choices = dim, temperature, entropy
+    if type(x) not in PLAIN or type(tokens) not in PLAIN or is_watched():
+        if is_forward():
+            return token_log_probs_by_torch(x, tokens, *choices)
+        log_probs, entropies, _ = _operators.token_log_probs.default(x, tokens, *choices)
+        return log_probs, entropies
+    if x.requires_grad and _has_gradients():
+        found: tuple[torch.Tensor, torch.Tensor] = _apply_token_log_probs(x, tokens, *choices)
+        return found
+    return direct_tokens.token_log_probs(x, tokens, *choices)[:2]
+
+
+def token_log_probs_by_torch(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int, temperature: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `token_log_probs` does by functions of torch, which have derivatives of every kind."""
+    n, several = x.shape[dim], tokens.ndim == x.ndim
+    all_of = torch.log_softmax(x.to(direct_losses.wide(x.dtype)) / temperature, dim)
+    places = (tokens if several else tokens.unsqueeze(dim)).long()
+    found = all_of.gather(dim, places.clamp(0, n - 1))
+    log_probs = torch.where((places >= 0) & (places < n), found, float("nan"))
+    # Nothing times infinity is not wanted here.
+    entropies = -(all_of.exp() * all_of.clamp(min=-1e4)).sum(dim) if entropy else all_of.new_zeros(0)
+    return log_probs if several else log_probs.squeeze(dim), entropies
+
+
+def token_log_probs_backward(  # noqa: PLR0917 (as torch passes them)
+    x: torch.Tensor,
+    tokens: torch.Tensor,
+    sums: torch.Tensor,
+    dlog_probs: torch.Tensor,
+    dentropy: torch.Tensor,
+    dim: int,
+    temperature: float,
+    entropy: bool,
+) -> torch.Tensor:
+    """Returns the gradient of logits, given what their rows sum to and the gradients of both results."""
+    tensors, choices = (x, tokens, sums, dlog_probs, dentropy), (dim, temperature, entropy)
+    if any(type(t) not in PLAIN for t in tensors) or is_watched():
+        return _operators.token_log_probs_backward.default(*tensors, *choices)
+    if _has_gradients() and (x.requires_grad or dlog_probs.requires_grad or dentropy.requires_grad):
+        return _apply_token_log_probs_backward(*tensors, *choices)
+    return direct_tokens.token_log_probs_backward(*tensors, *choices)
+
+
 # The gradients, and theirs. A context has all tensors that they need, and what was chosen beside.
 
 
@@ -189,6 +238,28 @@ def of_cross_entropy_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         by_one = g * cross_entropy_backward(x, target, pairs, torch.ones_like(dloss), *ctx.choices)
         by_dloss = by_one.sum(place) if reduction == "none" else by_one.sum()
     return by_x, None, None, by_dloss, None, None, None
+
+
+def of_token_log_probs(
+    ctx: Any, dlog_probs: torch.Tensor, dentropy: torch.Tensor, dsums: torch.Tensor | None = None
+) -> tuple[Any, ...]:
+    """Returns the gradient of both results: nobody is given the sums."""
+    dx = token_log_probs_backward(*ctx.saved_tensors, dlog_probs, dentropy, *ctx.choices)
+    return dx, None, None, None, None
+
+
+def of_token_log_probs_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx, by x, its sums included, and by the gradients of the results."""
+    x, tokens, _, dlog_probs, dentropy = ctx.saved_tensors
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # A view, so that this is a graph of its own where `x` wants no gradient.
+        given = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, dlog_probs, dentropy)]
+        results = token_log_probs_by_torch(given[0], tokens, *ctx.choices)
+        upstream = given[1:] if ctx.choices[-1] else given[1:2]
+        (dx,) = torch.autograd.grad(results[: len(upstream)], given[0], upstream, create_graph=True)
+    found = torch.autograd.grad(dx, given, g, create_graph=again, allow_unused=True)
+    return found[0], None, None, found[1], found[2], None, None, None
 
 
 def _keeping_result(name: str, compute: Callable[..., torch.Tensor], gradient: Callable[..., Any]) -> Any:
@@ -281,6 +352,33 @@ class _CrossEntropyBackward(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(of_cross_entropy_backward)
 
 
+class _TokenLogProbs(torch.autograd.Function):  # type: ignore[misc]
+    """The logarithms of tokens' probabilities with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tokens: torch.Tensor, *choices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keeps what the gradient needs."""
+        log_probs, entropies, sums = direct_tokens.token_log_probs(x, tokens, *choices)
+        ctx.save_for_backward(x, tokens, sums)
+        ctx.choices = choices
+        return log_probs, entropies
+
+    backward = staticmethod(of_token_log_probs)
+
+
+class _TokenLogProbsBackward(torch.autograd.Function):  # type: ignore[misc]
+    """That gradient with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        """Keeps all of it."""
+        ctx.save_for_backward(*arguments[:5])
+        ctx.choices = arguments[5:]
+        return direct_tokens.token_log_probs_backward(*arguments)
+
+    backward = staticmethod(of_token_log_probs_backward)
+
+
 def applied(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
     """Returns what applies a function, without a look for transforms, which `is_watched` has taken."""
     applied: Callable[..., torch.Tensor] = super(torch.autograd.Function, function).apply
@@ -295,3 +393,5 @@ _apply_sparsemax = applied(_Sparsemax)
 _apply_sparsemax_backward = applied(_SparsemaxBackward)
 _apply_cross_entropy = applied(_CrossEntropy)
 _apply_cross_entropy_backward = applied(_CrossEntropyBackward)
+_apply_token_log_probs: Callable[..., Any] = applied(_TokenLogProbs)
+_apply_token_log_probs_backward = applied(_TokenLogProbsBackward)

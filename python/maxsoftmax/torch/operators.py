@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from maxsoftmax.torch import autograd, direct, direct_losses
-from maxsoftmax.torch.arguments import check_target
+from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens
+from maxsoftmax.torch.arguments import check_target, check_tokens
 from maxsoftmax.torch.direct_losses import empty_losses
+from maxsoftmax.torch.direct_tokens import empty_results
 from maxsoftmax.torch.memory import fresh_like
 
 _library = torch.library.Library("maxsoftmax", "DEF")
 _CHOICES = "int ignore_index, float label_smoothing, str reduction"
+_OF_TOKENS = "int dim, float temperature, bool entropy"
 
 SCHEMAS = {
     "softmax": "(Tensor x, int dim) -> Tensor",
@@ -28,6 +30,10 @@ SCHEMAS = {
     "sparsemax_backward": "(Tensor y, Tensor dy, int dim) -> Tensor",
     "cross_entropy": f"(Tensor x, Tensor target, {_CHOICES}) -> (Tensor, Tensor)",
     "cross_entropy_backward": f"(Tensor x, Tensor target, Tensor pairs, Tensor dloss, {_CHOICES}) -> Tensor",
+    "token_log_probs": f"(Tensor x, Tensor tokens, {_OF_TOKENS}) -> (Tensor, Tensor, Tensor)",
+    "token_log_probs_backward": (
+        f"(Tensor x, Tensor tokens, Tensor sums, Tensor dlog_probs, Tensor dentropy, {_OF_TOKENS}) -> Tensor"
+    ),
 }
 """The operators, as torch.ops.maxsoftmax has them."""
 
@@ -69,6 +75,10 @@ def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices, fresh_like(x))
 
 
+def _token_log_probs_backward(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    return direct_tokens.token_log_probs_backward(x, *arguments, fresh_like(x))
+
+
 def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -78,6 +88,13 @@ def _like_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_target(target, x)
     return empty_losses(x, reduction)
+
+
+def _like_token_log_probs(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int, temperature: float, entropy: bool
+) -> direct_tokens.Sums:
+    check_tokens(tokens, x, dim)
+    return empty_results(x, tokens, dim, entropy)
 
 
 # What becomes of them under torch.vmap: a batch is one more dimension, or more rows.
@@ -135,6 +152,22 @@ def _batched_cross_entropy_backward(  # noqa: PLR0917
     return dx.reshape(x.shape), 0
 
 
+def _batched_tokens(operator: Any, several: bool) -> Any:
+    def apply(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        *tensors, dim, temperature, entropy = arguments
+        tensors = [_first(x, place, info.batch_size) for x, place in zip(tensors, in_dims, strict=False)]
+        if len(tensors) > 2 and not entropy:
+            # Of no elements, and none a row.
+            tensors[4] = tensors[4].reshape(0)
+        found = operator(*tensors, dim + 1 if dim >= 0 else dim, temperature, entropy)
+        if not several:
+            return found, 0
+        log_probs, entropies, sums = found
+        return (log_probs, entropies if entropy else entropies.expand(info.batch_size, 0), sums), (0, 0, 0)
+
+    return apply
+
+
 def _targets(target: torch.Tensor) -> torch.Tensor:
     """Returns a batch of targets as targets of more rows."""
     return target if target.ndim == 1 else target.flatten(0, 1)
@@ -166,6 +199,12 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _keep_pairs(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, target, *choices = inputs
     ctx.save_for_backward(x, target, output[1])
+    ctx.choices = tuple(choices)
+
+
+def _keep_sums(ctx: Any, inputs: tuple[Any, ...], output: direct_tokens.Sums) -> None:
+    x, tokens, *choices = inputs
+    ctx.save_for_backward(x, tokens, output[2])
     ctx.choices = tuple(choices)
 
 
@@ -204,6 +243,13 @@ def _differentiable(name: str) -> Callable[..., Any]:
     return run
 
 
+def _batched(name: str, operator: Any) -> Any:
+    """Returns what an operator does with a batch, where that is not a function of its own."""
+    if name.startswith("token_log_probs"):
+        return _batched_tokens(operator, several=name == "token_log_probs")
+    return _batched_along(operator)
+
+
 _operators = torch.ops.maxsoftmax
 _KERNELS = {
     "softmax": _softmax,
@@ -214,20 +260,29 @@ _KERNELS = {
     "sparsemax_backward": _sparsemax_backward,
     "cross_entropy": direct_losses.cross_entropy,
     "cross_entropy_backward": _cross_entropy_backward,
+    "token_log_probs": direct_tokens.token_log_probs,
+    "token_log_probs_backward": _token_log_probs_backward,
 }
 _BATCHED = {
     "cross_entropy": _batched_cross_entropy,
     "cross_entropy_backward": _batched_cross_entropy_backward,
 }
-_KEPT = {"softmax": _keep_result, "log_softmax": _keep_result, "sparsemax": _keep_result, "cross_entropy": _keep_pairs}
+_KEPT = {
+    "softmax": _keep_result,
+    "log_softmax": _keep_result,
+    "sparsemax": _keep_result,
+    "cross_entropy": _keep_pairs,
+    "token_log_probs": _keep_sums,
+}
+_LIKE = {"cross_entropy": _like_cross_entropy, "token_log_probs": _like_token_log_probs}
 
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _KERNELS[_name], _key)
     _full = f"maxsoftmax::{_name}"
-    torch.library.register_fake(_full, _like_cross_entropy if _name == "cross_entropy" else _like_first, lib=_library)
+    torch.library.register_fake(_full, _LIKE.get(_name, _like_first), lib=_library)
     _library.impl(_name, _differentiable(_name), "Autograd", with_keyset=True)
     torch.library.register_vmap(
-        _full, _BATCHED.get(_name) or _batched_along(getattr(_operators, _name).default), lib=_library
+        _full, _BATCHED.get(_name) or _batched(_name, getattr(_operators, _name).default), lib=_library
     )
