@@ -34,7 +34,7 @@ def softmaxes(*values: TensorValue) -> list[TensorValue]:
 
 def relatives(*values: TensorValue) -> list[TensorValue]:
     """Returns everything else, of every dtype."""
-    *values, target, mask = values
+    *values, target, mask, tokens = values
     results = []
     for x in values:
         for axis in (0, 1):
@@ -45,6 +45,7 @@ def relatives(*values: TensorValue) -> list[TensorValue]:
                 ops.logsumexp(x, axis),
                 ops.sparsemax(x, axis),
                 ops.sparsemax_backward(x, x, axis),
+                *ops.token_log_probs(x, tokens, axis, temperature=0.7, entropy=True),
             ]
         for axis in (-1, -2):
             results.append(ops.softmax(x, axis, scale=0.5, mask=mask, temperature=2.0))
@@ -65,6 +66,7 @@ TYPES = {
         *[TensorType(dtype, ("a", "b"), GPU) for dtype in DTYPES],
         TensorType(DType.int64, ("a",), GPU),
         TensorType(DType.bool, ("a", "b"), GPU),
+        TensorType(DType.int32, ("a", "b"), GPU),
     ],
 }
 

@@ -49,7 +49,17 @@ def results(x, dy, target, threads, offset):
     run("cross_entropy", x.shape, threads, options, loss, pairs, x, target)
     run("cross_entropy_backward", x.shape, threads, options, y, x, pairs, target, np.ones(count, np.float32))
     keep("cross_entropy_backward")
-    return {**found, "loss": loss, "pairs": pairs, "logsumexp": logsumexp}
+    sums, log_probs, entropy = (
+        np.empty((count, 3), np.float32),
+        np.empty(count, np.float32),
+        np.empty(count, np.float32),
+    )
+    asked = (1, 1, bits(0.7))
+    run("token_log_probs", x.shape, threads, asked, log_probs, entropy, sums, x, target)
+    run("token_log_probs_backward", x.shape, threads, asked, y, x, sums, target, log_probs, entropy)
+    keep("token_log_probs_backward")
+    per_row = {"loss": loss, "pairs": pairs, "logsumexp": logsumexp, "log_probs": log_probs, "entropy": entropy}
+    return {**found, **per_row}
 
 
 def slice_of(along, array, start, end):

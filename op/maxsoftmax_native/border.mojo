@@ -94,7 +94,9 @@ def targets_of(call: Call, pointers: Pointers, i: Int) -> Targets:
 def asked_of(call: Call, pointers: Pointers, i: Int) -> Asked:
     """Returns what is asked of each row, of the tokens at the pointer `i`: how many, whether they have 64 bits, and the temperature.
     """
-    var tokens = Targets(pointers.source[DType.int32](i), call[OPTIONS + 1] != 0)
+    var tokens = Targets(
+        pointers.source[DType.int32](i), call[OPTIONS + 1] != 0
+    )
     return {tokens, call[OPTIONS], call.number(OPTIONS + 2)}
 
 

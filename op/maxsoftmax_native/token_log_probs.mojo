@@ -57,7 +57,8 @@ def run_op(
     tokens: Int,
     scratch: Int,
 ) abi("C") -> Text:
-    """Writes the logarithms, the entropy if it is to go anywhere, and what the gradient needs."""
+    """Writes the logarithms, the entropy if it is to go anywhere, and what the gradient needs.
+    """
     return run[TokenLogProbs](
         call,
         stream,

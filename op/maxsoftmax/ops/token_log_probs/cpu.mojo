@@ -129,10 +129,12 @@ def log_probs_on_cpu[
             log_probs[unsafe_offset=i] = log_prob(
                 x, rows, row, asked.tokens[i], factor, sums
             )
+        var h = SUMS * row + 2
         if entropy:
-            entropy.value()[unsafe_offset=row] = sums[
-                unsafe_offset=SUMS * row + 2
-            ]
+            entropy.value()[unsafe_offset=row] = sums[unsafe_offset=h]
+        else:
+            # Results are the same at every call, those that nobody asked for, too.
+            sums[unsafe_offset=h] = 0
 
     # A logarithm takes as long as some elements.
     var cost = rows.count() * (asked.each + 1) * 16
@@ -238,9 +240,7 @@ struct _Gradient[dtype: DType, rows: SIMDLength](Operation):
                     continue
                 var at = place.first + lane + token * self.shape.inner
                 var logit = load[1](self.x.unsafe_offset(at), 1)[0] * factor
-                var all = state.gradient(
-                    SIMD[Self.accum, Self.lanes](logit)
-                )
+                var all = state.gradient(SIMD[Self.accum, Self.lanes](logit))
                 var more = of_token(
                     self.asked.tokens, each, i, factor, self.dlog_probs
                 )

@@ -175,7 +175,9 @@ def _gradient[
     """
     var terms = _terms(kept, row)
     var unit = Unit(terms.m)
-    var p = unit.exp(z) / (kept[unsafe_offset=KEPT * row + 3] * unit.exp(terms.m))
+    var p = unit.exp(z) / (
+        kept[unsafe_offset=KEPT * row + 3] * unit.exp(terms.m)
+    )
     return terms.gradient(p, z)
 
 

@@ -130,9 +130,7 @@ struct EntropySums[of: DType](Sums):
             var exponents = self.quick.exponent(x[j].cast[F]() * self.factor)
             var terms = exp2(exponents)
             self.d += terms
-            self.s = terms.fma(
-                max(exponents, Self.Values(LOWEST)), self.s
-            )
+            self.s = terms.fma(max(exponents, Self.Values(LOWEST)), self.s)
 
     @inline(.always)
     def of_unit(self, shift: Int32, lane: Int) -> Moments:

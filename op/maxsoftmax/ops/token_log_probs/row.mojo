@@ -83,9 +83,9 @@ struct Terms[dtype: DType, width: SIMDLength = 1](TrivialRegisterPassable):
     @inline(.always)
     def gradient[
         lanes: SIMDLength, //
-    ](
-        self, p: SIMD[Self.dtype, lanes], z: SIMD[Self.dtype, lanes]
-    ) -> SIMD[Self.dtype, lanes]:
+    ](self, p: SIMD[Self.dtype, lanes], z: SIMD[Self.dtype, lanes]) -> SIMD[
+        Self.dtype, lanes
+    ]:
         """Returns the gradients of logits that are of no token.
 
         Parameters:
