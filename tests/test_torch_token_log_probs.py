@@ -173,7 +173,7 @@ def test_compiled_and_transformed(place):
     (dtheirs,) = torch.autograd.grad(theirs(x, tokens), x)
     torch.testing.assert_close(dx, dtheirs, rtol=1e-5, atol=1e-5)
     plain = x.detach()
-    for transform in (lambda f: torch.func.vmap(f), lambda f: torch.func.vmap(torch.func.grad(f))):
+    for transform in (torch.func.vmap, lambda f: torch.func.vmap(torch.func.grad(f))):
         torch.testing.assert_close(*(transform(f)(plain, tokens) for f in (mine, theirs)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         *(torch.func.jacfwd(lambda x, f=f: f(x, tokens))(plain) for f in (mine, theirs)), rtol=1e-5, atol=1e-5

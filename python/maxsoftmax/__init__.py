@@ -1,8 +1,8 @@
 """The fastest softmax that can be put in a MAX graph, and called without one.
 
-- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients, and `token_log_probs` take arrays:
-  NumPy, or anything that speaks DLPack. They call the kernels in libraries, which are built on first use; `warm_up` builds them
-  ahead.
+- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients, and `token_log_probs` take
+  arrays: NumPy, or anything that speaks DLPack. They call the kernels in libraries, which are built on first use;
+  `warm_up` builds them ahead.
 - `maxsoftmax.torch`, which has to be imported, takes tensors of PyTorch, and has gradients of its own.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
 - A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.

@@ -308,11 +308,41 @@ def check_temperature(temperature: Any) -> float:
     """
     if temperature is None:
         return 1.0
-    if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
-        raise TypeError(f"temperature must be a number, not {temperature!r}")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be a positive, finite number, not {temperature!r}")
-    return float(temperature)
+    return _positive("temperature", temperature)
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """Returns what bounds logits, if anything does.
+
+    Raises:
+        TypeError: If it is neither a number nor None.
+        ValueError: If it is not positive and finite.
+    """
+    return None if softcap is None else _positive("softcap", softcap)
+
+
+def check_chunk(chunk: Any) -> int | None:
+    """Returns how many rows are taken at a time, if that is not left open.
+
+    Raises:
+        TypeError: If it is neither an integer nor None.
+        ValueError: If it is not positive.
+    """
+    if chunk is None:
+        return None
+    rows = _integer("chunk", chunk, "an integer or None")
+    if rows < 1:
+        raise ValueError(f"chunk must be a positive number of rows, not {rows}")
+    return rows
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive, finite number, not {value!r}")
+    return number
 
 
 def check_entropy(entropy: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, sparsemax, cross entropy and tokens' logarithms for `torch.Tensor`s, with gradients of every order.
+"""Softmax, its logarithm, sparsemax, cross entropy and tokens' logarithms for `torch.Tensor`s, with gradients.
 
 Tensors are taken as they lie in memory, on the CPU or on a CUDA device, there on torch's current stream. A call goes
 straight to the kernel; under torch.compile, torch.func and the like it is an operator of `torch.library`. Derivatives
@@ -12,15 +12,32 @@ try:
 except ImportError as error:
     raise ImportError("maxsoftmax.torch needs PyTorch: pip install 'maxsoftmax[torch]'") from error
 
-from maxsoftmax._arguments import check_entropy, check_temperature
-from maxsoftmax.torch import autograd, losses, operators
+from maxsoftmax._arguments import (
+    check_chunk,
+    check_entropy,
+    check_ignore_index,
+    check_label_smoothing,
+    check_reduction,
+    check_softcap,
+    check_temperature,
+)
+from maxsoftmax.torch import autograd, linear, losses, operators
 from maxsoftmax.torch.arguments import check_tensor, check_tokens, dimension
 from maxsoftmax.torch.direct_losses import REDUCTIONS
 from maxsoftmax.torch.modes import is_autocast
 from maxsoftmax.torch.outputs import along
 from maxsoftmax.torch.patch import patch
 
-__all__ = ["cross_entropy", "log_softmax", "operators", "patch", "softmax", "sparsemax", "token_log_probs"]
+__all__ = [
+    "cross_entropy",
+    "linear_cross_entropy",
+    "log_softmax",
+    "operators",
+    "patch",
+    "softmax",
+    "sparsemax",
+    "token_log_probs",
+]
 
 CLASSES = (torch.int64, torch.int32)
 """What the kernels take as classes."""
@@ -221,3 +238,65 @@ def token_log_probs(
     check_tokens(tokens, x, place)
     found = autograd.token_log_probs(x, tokens, place, check_temperature(temperature), check_entropy(entropy))
     return found if entropy else found[0]
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    chunk: int | None = None,
+) -> torch.Tensor:
+    """Returns the cross entropy of the logits hidden · weightᵀ + bias, without ever having the logits of all rows.
+
+    Rows are taken in chunks, whose logits are overwritten by their gradient. The products are torch's. The gradients
+    of weight and bias are added up in float32 or wider over all chunks, and rounded once. Rows that do not count are
+    not multiplied. On a GPU the host waits until it knows how many count.
+
+    Args:
+        hidden: What the logits are made of: (…, features); of a dtype that `softmax` takes.
+        weight: (n, features) for n classes, of the dtype of `hidden`, or any under torch.autocast.
+        target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. On a GPU another one
+            makes its row's loss NaN.
+        bias: (n,), or None.
+        ignore_index: The class of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row, which
+            makes the logits twice if there is a gradient.
+        softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
+            at least 128.
+
+    Returns:
+        The loss: a scalar, or of the shape of `target`; of the dtype and device of `hidden`, but float32 for bfloat16
+        and float16 under torch.autocast. It has a gradient, which has none.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes or devices do not fit, a target on a CPU is not a class, or another argument is not one of
+            these.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> hidden, weight = torch.ones(2, 3), torch.zeros(4, 3, requires_grad=True)
+        >>> loss = maxsoftmax.torch.linear_cross_entropy(hidden, weight, torch.tensor([0, 3]))
+        >>> loss.backward()
+        >>> print(f"{loss:.4f}", weight.grad[:, 0])
+        1.3863 tensor([-0.2500,  0.5000,  0.5000, -0.2500])
+    """
+    linear.check(hidden, weight, target, bias)
+    options = linear.Options(
+        check_ignore_index(ignore_index),
+        check_label_smoothing(label_smoothing),
+        check_reduction(reduction),
+        check_softcap(softcap),
+        check_chunk(chunk),
+        linear.product_dtype(hidden, weight, bias),
+    )
+    loss = linear.linear_cross_entropy(hidden, weight, target, bias, options)
+    return loss if torch.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype)

@@ -244,7 +244,8 @@ def of_token_log_probs(
     ctx: Any, dlog_probs: torch.Tensor, dentropy: torch.Tensor, dsums: torch.Tensor | None = None
 ) -> tuple[Any, ...]:
     """Returns the gradient of both results: nobody is given the sums."""
-    dx = token_log_probs_backward(*ctx.saved_tensors, dlog_probs, dentropy, *ctx.choices)
+    x, tokens, sums = ctx.saved_tensors
+    dx = token_log_probs_backward(x, tokens, sums, dlog_probs, dentropy, *ctx.choices)
     return dx, None, None, None, None
 
 

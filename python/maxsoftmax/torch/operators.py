@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens
+from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens, linear
 from maxsoftmax.torch.arguments import check_target, check_tokens
 from maxsoftmax.torch.direct_losses import empty_losses
 from maxsoftmax.torch.direct_tokens import empty_results
@@ -75,8 +75,18 @@ def _cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     return direct_losses.cross_entropy_backward(x, target, pairs, dloss, *choices, fresh_like(x))
 
 
-def _token_log_probs_backward(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    return direct_tokens.token_log_probs_backward(x, *arguments, fresh_like(x))
+def _token_log_probs_backward(  # noqa: PLR0917 (as torch passes them)
+    x: torch.Tensor,
+    tokens: torch.Tensor,
+    sums: torch.Tensor,
+    dlog_probs: torch.Tensor,
+    dentropy: torch.Tensor,
+    dim: int,
+    temperature: float,
+    entropy: bool,
+) -> torch.Tensor:
+    choices = dim, temperature, entropy
+    return direct_tokens.token_log_probs_backward(x, tokens, sums, dlog_probs, dentropy, *choices, fresh_like(x))
 
 
 def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -286,3 +296,70 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_vmap(
         _full, _BATCHED.get(_name) or _batched(_name, getattr(_operators, _name).default), lib=_library
     )
+
+
+# A loss of logits that are never there has results that say what was wanted, and no gradient of its gradient.
+
+_LINEAR = (
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? upstream, "
+    "int ignore_index, float label_smoothing, str reduction, float? softcap, int? chunk, ScalarType dtype, "
+    "bool[3] wanted) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    upstream: torch.Tensor | None,
+    *choices: Any,
+) -> tuple[torch.Tensor, ...]:
+    *options, wanted = choices
+    found = linear.computed(hidden, weight, target, bias, upstream, linear.Options(*options), wanted)
+    return tuple(hidden.new_empty(0) if each is None else each for each in found)
+
+
+def _like_linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    upstream: torch.Tensor | None,
+    *choices: Any,
+) -> tuple[torch.Tensor, ...]:
+    *options, wanted = choices
+    chosen = linear.Options(*options)
+    linear.check(hidden, weight, target, bias)
+    shape = target.shape if chosen.reduction == "none" else ()
+    loss = hidden.new_empty(shape, dtype=direct_losses.wide(chosen.dtype))
+    tensors = zip((hidden, weight, bias), wanted, strict=True)
+    return loss, *(x.new_empty(x.shape) if is_wanted else hidden.new_empty(0) for x, is_wanted in tensors)
+
+
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    hidden, weight, target, bias, _, *options, wanted = inputs
+    ctx.save_for_backward(hidden, weight, target, bias, *output[1:])
+    ctx.options, ctx.wanted = options, wanted
+
+
+def _of_linear(ctx: Any, dloss: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    """Returns the gradients that the loss came with, times its own, or those of one loss a row."""
+    hidden, weight, target, bias, *found = ctx.saved_tensors
+    needed = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+    if ctx.options[2] == "none":
+        arguments = hidden, weight, target, bias, dloss, *ctx.options, needed
+        found = _operators.linear_cross_entropy.default(*arguments)[1:]
+        scaled = [x if is_needed else None for x, is_needed in zip(found, needed, strict=True)]
+    else:
+        scaled = [(x * dloss).to(x.dtype) if is_needed else None for x, is_needed in zip(found, needed, strict=True)]
+    dhidden, dweight, dbias = scaled
+    return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 2)
+
+
+_library.define(_LINEAR, tags=(torch.Tag.pt2_compliant_tag,))
+for _key in ("CPU", "CUDA"):
+    _library.impl("linear_cross_entropy", _linear_cross_entropy, _key)
+_name = "maxsoftmax::linear_cross_entropy"
+torch.library.register_fake(_name, _like_linear_cross_entropy, lib=_library)
+torch.library.register_autograd(_name, _of_linear, setup_context=_keep_linear, lib=_library)
