@@ -238,7 +238,7 @@ def test_without_a_choice_everything_is_compiled(capsys, folder):
     assert cli.main(["compile", "-o", str(folder / "out")]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}/out/all-float32-cpu.so: ")
     assert cli.main(["compile", "--device", "gpu", "--arch", "sm_90a", "-o", str(folder / "gpu")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 10
+    assert len(capsys.readouterr().out.splitlines()) == 12
 
 
 def test_softmax_is_compiled_for_another_dtype(capsys, folder):

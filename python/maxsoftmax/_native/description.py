@@ -42,9 +42,9 @@ OPS = {
     "cross_entropy_forward": ("cross_entropy",),
     "cross_entropy_backward": ("cross_entropy_backward",),
     "cross_entropy_backward_": ("cross_entropy_backward",),
-    "token_log_probs": ("token_log_probs",),
+    "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
 }
-"""The functions of this package, and the libraries that each may call."""
+"""The functions of this package, and the libraries that each may call, or for tensors its gradient."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """What there are libraries for."""
