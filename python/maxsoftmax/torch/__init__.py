@@ -287,7 +287,7 @@ def linear_cross_entropy(
         >>> loss = maxsoftmax.torch.linear_cross_entropy(hidden, weight, torch.tensor([0, 3]))
         >>> loss.backward()
         >>> print(f"{loss:.4f}", weight.grad[:, 0])
-        1.3863 tensor([-0.2500,  0.5000,  0.5000, -0.2500])
+        1.3863 tensor([-0.2500,  0.2500,  0.2500, -0.2500])
     """
     linear.check(hidden, weight, target, bias)
     options = linear.Options(
