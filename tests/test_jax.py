@@ -226,10 +226,11 @@ def test_vmap_is_rows(device, name, place_of_batch):
     for axis in (0, 1):
         one_by_one = [function(each, axis=axis) for each in jnp.moveaxis(x, place_of_batch, 0)]
         y = jax.vmap(lambda x, axis=axis: function(x, axis=axis), in_axes=place_of_batch)(x)
-        np.testing.assert_allclose(y, np.stack(one_by_one), rtol=1e-6, atol=1e-7)
+        # A batch lies between the elements of a row, which then has other kernels.
+        np.testing.assert_allclose(y, np.stack(one_by_one), rtol=1e-6, atol=5e-7)
     if name != "logsumexp":
         y = jax.vmap(jax.vmap(function), in_axes=place_of_batch, out_axes=place_of_batch)(x)
-        np.testing.assert_allclose(y, function(x, axis=1 if place_of_batch == 2 else 2), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(y, function(x, axis=1 if place_of_batch == 2 else 2), rtol=1e-6, atol=5e-7)
 
 
 def test_a_batch_of_contiguous_rows_has_their_bits(device):
