@@ -115,7 +115,7 @@ def test_a_thread_may_have_a_result_when_python_ends():
         "import numpy, threading, time\n"
         "from maxsoftmax._arrays import reused\n"
         "def work():\n"
-        "    y = reused.array((1 << 23,), numpy.dtype('f'))\n"
+        "    y = reused.array((1 << 23,), numpy.dtype('f'), (0,))\n"
         "    y[:] = numpy.random.rand(y.size)\n"
         "    busy.set()\n"
         "    y.sort()\n"

@@ -104,7 +104,7 @@ def resident_fits[
                 return True
         else:
             var length = vectors if t.in_vectors else rows.n
-            if length <= room and t.edges.are(whole):
+            if length <= room and t.lengths.are(whole):
                 comptime for edged in [False, True]:
                     comptime if edged or t.has_twin():
                         if edged or (whole and x.in_vectors[width]()):

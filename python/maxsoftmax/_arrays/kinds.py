@@ -33,8 +33,7 @@ class NumPy:
         """
         of_numpy_itself = dtype == like.dtype and isinstance(like.owner, np.ndarray)
         known = like.owner.dtype if of_numpy_itself else bits(dtype)
-        laid = reused.array([shape[i] for i in order], np.dtype(known))
-        return of_numpy(laid.transpose(inverse(order)), dtype)
+        return of_numpy(reused.array(shape, np.dtype(known), order), dtype)
 
     def part(self, whole: Array, i: int) -> Array:
         """Returns a part of what `empty` had made, along its first dimension, which has to lie first in memory."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from maxsoftmax._arrays.layout import inverse
+from maxsoftmax._arrays.layout import descending, inverse
+from maxsoftmax._arrays.memory import address, product
 
 LARGE = 8 << 20
 """Bytes from which results are put here; smaller ones are served by the allocators of NumPy and torch."""
@@ -48,7 +49,7 @@ def room(size: int) -> Any:
     block = _found(size) if _limit() else None
     if block is None:
         block = np.empty(size + ALIGNMENT, np.uint8)
-    start = block.ctypes.data
+    start = address(block)
     given = (ctypes.c_ubyte * size).from_address(start + -start % ALIGNMENT)
     # Finalizers go before threads do when Python ends; what is in use stays.
     given.block = block  # type: ignore[attr-defined]
@@ -56,12 +57,18 @@ def room(size: int) -> Any:
     return given
 
 
-def array(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialized array in C order."""
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    return np.empty(shape, dtype) if size < LARGE else np.ndarray(shape, dtype, room(size))
+def array(shape: Sequence[int], dtype: np.dtype, order: Sequence[int]) -> np.ndarray:
+    """Returns an uninitialized array without gaps.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        order: Its dimensions, in the order in which they are to lie in memory.
+    """
+    sizes = [shape[i] for i in order]
+    size = dtype.itemsize * product(sizes)
+    laid = np.empty(sizes, dtype) if size < LARGE else np.ndarray(sizes, dtype, room(size))
+    return laid.transpose(inverse(order))
 
 
 def array_like(x: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
@@ -71,9 +78,7 @@ def array_like(x: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
         x: An array without gaps.
         dtype: Of the result, None for that of `x`.
     """
-    order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
-    laid = array([x.shape[i] for i in order], x.dtype if dtype is None else np.dtype(dtype))
-    return laid.transpose(inverse(order))
+    return array(x.shape, x.dtype if dtype is None else np.dtype(dtype), descending(x.strides))
 
 
 def _found(size: int) -> np.ndarray | None:

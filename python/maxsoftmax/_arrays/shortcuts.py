@@ -219,11 +219,11 @@ def maker(dtype: Any, shape: Sequence[int], order: Sequence[int]) -> Callable[[]
     """Returns what makes arrays whose dimensions lie in an order."""
     laid, back = tuple(shape[i] for i in order), inverse(order)
     dtype = np.dtype(dtype)
-    large = product(laid) * dtype.itemsize >= reused.LARGE
-    empty: Callable[..., np.ndarray] = reused.array if large else np.empty
+    if product(laid) * dtype.itemsize >= reused.LARGE:
+        return lambda: reused.array(shape, dtype, order)
     if back == tuple(range(len(back))):
-        return lambda: empty(laid, dtype)
-    return lambda: empty(laid, dtype).transpose(back)
+        return lambda: np.empty(laid, dtype)
+    return lambda: np.empty(laid, dtype).transpose(back)
 
 
 def reduced(plan: _native.Plan, dtype: str, empty: Callable[[], np.ndarray], planes: bool) -> Again:

@@ -131,7 +131,7 @@ def gradient(
     step: tuple[Any, ...], x: torch.Tensor, target: torch.Tensor, kept: torch.Tensor, dloss: torch.Tensor
 ) -> torch.Tensor | None:
     """Returns the gradient of the logits, given what `trained` returned; None if `dloss` has to be laid out first."""
-    how, strides = step[1]
+    backward, strides = step[1]
     if dloss.stride() != strides or dloss.dtype is not x.dtype or dloss.device != x.device or dloss.is_neg():
         return None
     try:
@@ -140,11 +140,12 @@ def gradient(
         return None
     if not upstream:
         return None
-    dx = like(x) if source & 15 else how[4](x)
-    if how[2] < 0:
-        error = how[0](how[1], 0, dx.data_ptr(), source, kept.data_ptr(), target.data_ptr(), upstream, 0)
+    run, call, gpu, _made, make = backward
+    dx = like(x) if source & 15 else make(x)
+    if gpu < 0:
+        error = run(call, 0, dx.data_ptr(), source, kept.data_ptr(), target.data_ptr(), upstream, 0)
     else:
-        error = launch(how, dx.data_ptr(), source, kept.data_ptr(), target.data_ptr(), upstream)
+        error = launch(backward, dx.data_ptr(), source, kept.data_ptr(), target.data_ptr(), upstream)
     if error:
         _fail(error, target)
     return dx

@@ -73,7 +73,7 @@ def launch(planned: tuple[Any, ...], *pointers: int, scratch: int = 0) -> Any:
         pointers: Where its tensors are.
         scratch: Where there is memory for it; 0 to allocate what it needs.
     """
-    run, call, gpu, made = planned[:4]
+    run, call, gpu, made, _ = planned
     if _current_device() != gpu:
         with torch.cuda.device(gpu):
             return launch(planned, *pointers, scratch=scratch)

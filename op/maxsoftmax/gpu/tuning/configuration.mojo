@@ -13,15 +13,15 @@ comptime HAS_ROOM = 0
 """Of a row's length: as long as there is room for it in registers and slots."""
 
 
-struct Edges(Equatable, TrivialRegisterPassable):
+struct Lengths(Equatable, TrivialRegisterPassable):
     """Which rows a line is for."""
 
     var value: Int
 
     comptime ANY = Self(0)
-    comptime NONE = Self(1)
+    comptime WHOLE = Self(1)
     """Rows of whole vectors."""
-    comptime SOME = Self(2)
+    comptime OTHER = Self(2)
     """The others."""
 
     @inline(.always)
@@ -32,7 +32,7 @@ struct Edges(Equatable, TrivialRegisterPassable):
     def are(self, whole: Bool) -> Bool:
         """Returns whether rows that are whole vectors, or are not, are meant.
         """
-        return self == Self.ANY or (self == Self.NONE) == whole
+        return self == Self.ANY or (self == Self.WHOLE) == whole
 
 
 @fieldwise_init
@@ -51,7 +51,7 @@ struct Team(TrivialRegisterPassable):
     """Blocks a multiprocessor is to hold, which bounds the registers."""
     var sharing: Int
     """Blocks that divide a multiprocessor's shared memory into their slots; 0, if there are none."""
-    var edges: Edges
+    var lengths: Lengths
     """Of which rows."""
     var in_vectors: Bool
     """Whether a vector is 16 bytes, and not an element."""
@@ -66,10 +66,10 @@ struct Team(TrivialRegisterPassable):
         team: Int,
         vectors: Int,
         blocks: Int,
-        edges: Edges = Edges.ANY,
+        lengths: Lengths = Lengths.ANY,
     ) -> Self:
         """Rows that are read by the element."""
-        return {up_to, block_size, team, vectors, blocks, 0, edges, False, 0}
+        return {up_to, block_size, team, vectors, blocks, 0, lengths, False, 0}
 
     @staticmethod
     def whole(
@@ -78,10 +78,10 @@ struct Team(TrivialRegisterPassable):
         team: Int,
         vectors: Int,
         blocks: Int,
-        edges: Edges = Edges.ANY,
+        lengths: Lengths = Lengths.ANY,
     ) -> Self:
         """Rows that are read by the vector, and fit in registers."""
-        return {up_to, block_size, team, vectors, blocks, 0, edges, True, 0}
+        return {up_to, block_size, team, vectors, blocks, 0, lengths, True, 0}
 
     @staticmethod
     def slotted(up_to: Int, block_size: Int, vectors: Int, blocks: Int) -> Self:
@@ -93,7 +93,7 @@ struct Team(TrivialRegisterPassable):
             vectors,
             blocks,
             blocks,
-            Edges.ANY,
+            Lengths.ANY,
             True,
             0,
         }
@@ -110,14 +110,14 @@ struct Team(TrivialRegisterPassable):
             vectors,
             blocks,
             sharing,
-            Edges.ANY,
+            Lengths.ANY,
             True,
             best,
         }
 
     def has_twin(self) -> Bool:
         """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
-        1048576×64 bfloat16 takes 1.09 of the time, and a single row of 64 float32 1.07, its gradient 1.17.
+        1048576×64 bfloat16 took 1.09 of the time of the kernel before, a single row of 64 float32 1.07, its gradient 1.17.
         """
         return self.in_vectors and self.best == 0 and 0 < self.up_to <= 16
 

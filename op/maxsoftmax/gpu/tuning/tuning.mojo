@@ -6,7 +6,7 @@ Figures are shares of a device copy's rate on an H200, float32 / bfloat16, at th
 
 from std.math import ceildiv
 
-from .configuration import Edges, HAS_ROOM, Stream, Strip, Team
+from .configuration import Lengths, HAS_ROOM, Stream, Strip, Team
 
 
 trait Tuning:
@@ -41,9 +41,9 @@ trait Tuning:
         ]
         if not wide:
             table += [
-                Team.elements(64, 128, 16, 4, 8, Edges.SOME),
-                Team.elements(128, 128, 32, 4, 8, Edges.SOME),
-                Team.whole(8, 128, 4, 2, 8, Edges.NONE),  # - / 1.00
+                Team.elements(64, 128, 16, 4, 8, Lengths.OTHER),
+                Team.elements(128, 128, 32, 4, 8, Lengths.OTHER),
+                Team.whole(8, 128, 4, 2, 8, Lengths.WHOLE),  # - / 1.00
             ]
         table += [
             Team.whole(16, 128, 8, 2, 8),  # 0.99 / 0.99
@@ -129,9 +129,9 @@ trait Tuning:
         ]
         if not wide:
             table += [
-                Team.elements(64, 128, 16, 4, blocks, Edges.SOME),
-                Team.elements(128, 128, 32, 4, blocks, Edges.SOME),
-                Team.whole(8, 128, 2, 4, blocks, Edges.NONE),
+                Team.elements(64, 128, 16, 4, blocks, Lengths.OTHER),
+                Team.elements(128, 128, 32, 4, blocks, Lengths.OTHER),
+                Team.whole(8, 128, 2, 4, blocks, Lengths.WHOLE),
             ]
         table += [
             Team.whole(16, 128, 4, 4, blocks),
