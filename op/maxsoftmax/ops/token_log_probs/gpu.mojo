@@ -1,6 +1,5 @@
 """The tokens' logarithms and the entropy on a GPU: what rows sum to, and a thread for each token."""
 
-from std.bit import next_power_of_two
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.utils.numerics import neg_inf
@@ -12,6 +11,7 @@ from max.gpu import (
     thread_idx,
 )
 
+from ...gpu.fallback import columns_of_block
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
 from ...gpu.streaming import streaming_pairs
@@ -183,7 +183,7 @@ def log_probs_on_gpu[
                 rebind[Float32](factor),
             )
     if rows.n == 0 or not contiguous or dtype == DType.float64:
-        var columns = min(32, next_power_of_two(rows.inner))
+        var columns = columns_of_block[dtype](BLOCK_SIZE, rows)
         queue.launch[sums_kernel[dtype]](
             sums,
             x,
