@@ -1,0 +1,211 @@
+"""Softmax, its relatives and cross entropy of logits whose rows are split over the ranks of a process group.
+
+Each rank has a shard of every row: some of the classes, all ranks together all of them, in the order of the ranks.
+Shards may differ in length, and be empty; all else of their shapes, the dtype and the arguments are the same on all
+ranks. Every rank calls the function, and if one calls `backward`, all do. What goes from rank to rank is a few numbers
+a row, by one all-gather of `torch.distributed`: no logits. What there is one of for each row, or for all, has the same
+bits on all ranks. A rank that does not come leaves the others to the time-out of the group.
+
+Example:
+    >>> import maxsoftmax.torch.distributed, torch
+    >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> shard = torch.zeros(2, 4, requires_grad=True)
+    >>> loss = maxsoftmax.torch.distributed.cross_entropy(shard, torch.tensor([0, 3]))
+    >>> loss.backward()
+    >>> print(f"{loss:.4f}", shard.grad[0])
+    1.3863 tensor([-0.3750,  0.1250,  0.1250,  0.1250])
+    >>> torch.distributed.destroy_process_group()
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction
+from maxsoftmax.torch import sharded
+from maxsoftmax.torch.arguments import check_target, check_tensor, dimension
+from maxsoftmax.torch.exchange import Group, found_group
+from maxsoftmax.torch.memory import PLAIN
+from maxsoftmax.torch.modes import autocast
+
+__all__ = ["cross_entropy", "log_softmax", "logsumexp", "softmax"]
+
+Call = TypeVar("Call", bound=Callable[..., torch.Tensor])
+
+
+def _not_compiled(function: Call) -> Call:
+    """Returns a function that torch.compile calls as it is."""
+    plain: Call = torch._disable_dynamo(function)
+    return plain
+
+
+@_not_compiled
+def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
+    """Returns this rank's shard of softmax of whole rows.
+
+    Args:
+        shard: Logits: of rank 1 or more, float32, bfloat16, float16 or float64, on a CPU or a CUDA device.
+        dim: The dimension that is split; negative counts from the last.
+        group: The process group; None is all processes.
+
+    Returns:
+        Probabilities: of the shape, dtype and strides of `shard`. They have a gradient, which has none, and which is
+        one collective of one number a row.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        IndexError: If there is no such dimension.
+        ValueError: If `shard` has rank 0, or this process is not in the group.
+        RuntimeError: If there is no process group.
+    """
+    return _along(sharded.Softmax, shard, dim, group)
+
+
+@_not_compiled
+def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
+    """Returns this rank's shard of the logarithm of softmax of whole rows.
+
+    Args:
+        shard: Logits, as for `softmax`.
+        dim: The dimension that is split, as for `softmax`.
+        group: The process group; None is all processes.
+
+    Returns:
+        Logarithms of probabilities: of the shape, dtype and strides of `shard`. They have a gradient, as softmax has.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        IndexError: If there is no such dimension.
+        ValueError: If `shard` has rank 0, or this process is not in the group.
+        RuntimeError: If there is no process group.
+    """
+    return _along(sharded.LogSoftmax, shard, dim, group)
+
+
+@_not_compiled
+def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
+    """Returns ln Σ exp of whole rows, the same on all ranks.
+
+    Args:
+        shard: Logits, as for `softmax`.
+        dim: The dimension that is split, as for `softmax`.
+        group: The process group; None is all processes.
+
+    Returns:
+        One number a row: of the shape of `shard` without `dim`, and its dtype; -inf for a row of nothing but -inf. It
+        has a gradient, that of this rank's shard, for which nothing goes from rank to rank, and which has none.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        IndexError: If there is no such dimension.
+        ValueError: If `shard` has rank 0, or this process is not in the group.
+        RuntimeError: If there is no process group.
+    """
+    return _along(sharded.LogSumExp, shard, dim, group)
+
+
+@_not_compiled
+def cross_entropy(
+    shard: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    group: Any = None,
+    lengths: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Returns the cross entropy of whole rows, the same on all ranks.
+
+    Args:
+        shard: Logits: (n,), (rows, n) or (rows, n, …) with this rank's n classes along dimension 1, of a dtype that
+            `softmax` takes.
+        target: The class of each row, counted over all shards: of the shape of `shard` without the classes, int64,
+            int32 or uint8, from 0 to the number of all classes less 1, or `ignore_index`. It is the same on all ranks.
+            On a GPU another one makes its row's loss NaN.
+        ignore_index: The class of rows that do not count.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes of all shards.
+        group: The process group; None is all processes.
+        lengths: The classes of each rank's shard, if they are known. If not, ranks tell each other, with all else. Then
+            on a GPU the host waits until they have, and where shards are not all of one length, the first call of a
+            group gathers twice. Given, they are compared with those of the other ranks on a CPU only.
+
+    Returns:
+        The loss: a scalar, or of the shape of `target`; of the dtype of `shard`, but float32 for bfloat16 and float16
+        under torch.autocast. It has a gradient, that of this rank's shard, for which nothing goes from rank to rank,
+        and which has none.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these; on all ranks, if on a CPU
+            a target is not a class, or ranks pass different dtypes, lengths or options.
+        RuntimeError: If there is no process group.
+    """
+    _check(shard)
+    shard = autocast(shard, ("cpu", "cuda"))
+    if not isinstance(target, torch.Tensor):
+        raise TypeError(f"target must be a torch.Tensor, not a {type(target).__name__}")
+    if target.dtype is torch.uint8:
+        target = target.long()
+    check_target(target, shard)
+    options = sharded.Options(
+        check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
+    )
+    found = found_group(group)
+    place = 0 if shard.ndim == 1 else 1
+    known = None if lengths is None else _checked_lengths(lengths, shard.shape[place], found)
+    if shard.ndim > 1:
+        loss: torch.Tensor = sharded.CrossEntropy.apply(shard, target, options, found, known)
+        return loss
+    loss = sharded.CrossEntropy.apply(shard.unsqueeze(0), target.unsqueeze(0), options, found, known)
+    return loss.reshape(())
+
+
+def _along(function: Any, shard: torch.Tensor, dim: Any, group: Any) -> torch.Tensor:
+    """Returns what a function makes of a shard whose classes are along any dimension."""
+    _check(shard)
+    if not shard.ndim:
+        raise ValueError("shard has rank 0, but logits need a dimension that is split: reshape it to rank 1 first")
+    if dim is None:
+        raise TypeError("dim must be an integer, not None")
+    place = dimension(shard, dim)
+    shard, found = autocast(shard), found_group(group)
+    x = shard.movedim(place, 1) if shard.ndim > 1 else shard.unsqueeze(0)
+    y: torch.Tensor = function.apply(x, found)
+    if y.ndim < x.ndim:
+        return y if shard.ndim > 1 else y.squeeze(0)
+    return y.movedim(1, place) if shard.ndim > 1 else y.squeeze(0)
+
+
+def _check(shard: Any) -> None:
+    """Refuses what is no shard.
+
+    Raises:
+        TypeError: If it is no tensor with memory of its own, or one of another dtype or kind of device.
+    """
+    check_tensor(shard, "shard", ("cpu", "cuda"))
+    if type(shard) not in PLAIN:
+        raise TypeError(f"shard is a {type(shard).__name__}, but it has to be a plain tensor, such as its local shard")
+
+
+def _checked_lengths(lengths: Any, n: int, group: Group) -> tuple[int, ...]:
+    """Returns the lengths of all shards.
+
+    Raises:
+        TypeError: If they are no integers.
+        ValueError: If they cannot be those of the group.
+    """
+    try:
+        found = tuple(operator.index(length) for length in lengths)
+    except TypeError:
+        raise TypeError(f"lengths must be an integer for each rank, not {lengths!r}") from None
+    if len(found) != group.size or min(found) < 0:
+        raise ValueError(f"lengths is {found}, but it has to be a number from 0 for each of {group.size} ranks")
+    if found[group.rank] != n:
+        raise ValueError(f"lengths is {found}, but rank {group.rank} has a shard of {n}")
+    return found

@@ -1,0 +1,503 @@
+"""Rows that are split over processes, against one process in float64.
+
+All processes of a size are started once, compute all cases, and leave what they found in files.
+"""
+
+import contextlib
+import doctest
+import math
+from typing import Any, NamedTuple
+
+import contract
+import ml_dtypes
+import numpy as np
+import pytest
+from torch_tensors import F, classes, normal, torch
+
+dist = pytest.importorskip("torch.distributed")
+modes = pytest.importorskip("torch.utils._python_dispatch")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+sharded_functions = pytest.importorskip("maxsoftmax.torch.distributed")
+from maxsoftmax.torch import exchange, sharded  # noqa: E402
+
+LENGTHS = {2: [(5, 3), (0, 9), (700, 1300)], 3: [(4, 0, 6), (3, 3, 3)], 4: [(7, 0, 1, 5)]}
+GATHERS = [name for name in ("all_gather_single", "all_gather_into_tensor", "all_gather") if hasattr(dist, name)]
+OTHERS = ["all_reduce", "broadcast", "reduce_scatter_tensor", "all_gather_object", "barrier", "send", "recv"]
+ALLOWED = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3}
+
+
+class Case(NamedTuple):
+    """A call, of the logits of all ranks."""
+
+    name: str
+    x: torch.Tensor
+    lengths: tuple[int, ...]
+    dim: int = -1
+    target: Any = None
+    options: Any = ()
+    first: bool = False
+
+    def shard(self, rank):
+        return self.x.split(self.lengths, self.dim)[rank].clone(memory_format=torch.preserve_format)
+
+    def run(self, functions, x):
+        if self.target is None:
+            return getattr(functions, self.name)(x, self.dim)
+        return functions.cross_entropy(x, self.target, **dict(self.options))
+
+
+def all_cases(world):
+    """Returns the cases of so many ranks, by name."""
+    found = {}
+    for lengths in LENGTHS[world]:
+        n = sum(lengths)
+        told = "+".join(map(str, lengths))
+        for dtype in ALLOWED:
+            kind = str(dtype).removeprefix("torch.")
+            x = normal(9, n, dtype=dtype).detach()
+            for name in ("softmax", "log_softmax", "logsumexp"):
+                found[f"{name} {told} {kind}"] = Case(name, x, lengths)
+            target = classes(9, n=n)
+            target[2], target[4] = 0, n - 1
+            for reduction in ("mean", "sum", "none"):
+                for ignored, smoothing in ((-100, 0.0), (int(target[1]), 0.0), (0, 0.2), (-100, 1.0)):
+                    options = {"reduction": reduction, "ignore_index": ignored, "label_smoothing": smoothing}
+                    name = f"cross_entropy {told} {kind} {reduction} {ignored} {smoothing}"
+                    found[name] = Case("cross_entropy", x, lengths, 1, target, tuple(options.items()))
+        for shape, dim in (((n, 4), 0), ((3, n, 4), 1), ((n,), 0), ((2, 3, n), -1)):
+            for name in ("softmax", "log_softmax", "logsumexp"):
+                found[f"{name} {told} along {dim} of {shape}"] = Case(name, normal(*shape).detach(), lengths, dim)
+        for shape in ((n,), (3, n, 4), (2, n, 2, 3)):
+            target = classes(*shape[:1] * (len(shape) > 1), *shape[2:], n=n, dtype=torch.int32)
+            for smoothing in (0.0, 0.2):
+                options = (("label_smoothing", smoothing),)
+                case = Case("cross_entropy", normal(*shape).detach(), lengths, int(len(shape) > 1), target, options)
+                found[f"cross_entropy {told} of {shape} {smoothing}"] = case
+        far = normal(5, n).detach() + 3000
+        target = classes(5, n=n)
+        found[f"log_softmax {told} far"] = Case("log_softmax", far, lengths)
+        found[f"cross_entropy {told} far"] = Case("cross_entropy", far, lengths, 1, target, (("label_smoothing", 0.3),))
+        transposed = normal(n, 6).detach().t()
+        found[f"softmax {told} transposed"] = Case("softmax", transposed, lengths)
+        options = (("lengths", lengths), ("label_smoothing", 0.1))
+        found[f"cross_entropy {told} lengths"] = Case("cross_entropy", far, lengths, 1, target, options)
+    return found
+
+
+@contextlib.contextmanager
+def counted():
+    """Counts collectives."""
+    calls, originals = [], {}
+
+    def counting(name, original):
+        def call(*arguments, **options):
+            calls.append(name)
+            return original(*arguments, **options)
+
+        return call
+
+    for name in (*GATHERS, *OTHERS):
+        originals[name] = getattr(dist, name)
+        setattr(dist, name, counting(name, originals[name]))
+    try:
+        yield calls
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+class Allocations(modes.TorchDispatchMode):
+    """Keeps the memory of all that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = []
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.storages.append(x.untyped_storage())
+        return result
+
+
+def upstream(case):
+    """Returns the gradient of a result of all ranks, in float64."""
+    like = case.run(torch if case.target is None else Reference, case.x.double())
+    return normal(*like.shape, dtype=torch.float64, seed=7, scale=1).detach()
+
+
+class Reference:
+    """Torch's own."""
+
+    @staticmethod
+    def cross_entropy(x, target, lengths=None, **options):
+        return F.cross_entropy(x, target.long(), **options)
+
+
+def computed(case, rank):
+    """Returns a shard's result and gradient, and the collectives of both."""
+    x = case.shard(rank).requires_grad_()
+    dy = upstream(case)
+    if case.name in ("softmax", "log_softmax"):
+        dy = dy.split(case.lengths, case.dim)[rank]
+    with counted() as forward:
+        y = case.run(sharded_functions, x)
+    with counted() as backward:
+        (dx,) = torch.autograd.grad(y, x, dy.to(y.dtype))
+    return {"y": y.detach(), "dx": dx, "forward": forward, "backward": backward, "strides": y.stride() == x.stride()}
+
+
+def failure(function, *arguments, **options):
+    """Returns what a call fails with."""
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def process(rank, world, folder):
+    """Computes all cases on one rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    found = {name: computed(case, rank) for name, case in all_cases(world).items()}
+    for extra in (again, rows, special, in_pieces, refused, nothing, in_lists, in_groups, compiled):
+        found[extra.__name__] = extra(rank, world)
+    torch.save(found, f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+def again(rank, world):
+    """Counts the gathers of a loss of lengths that the group has not had, and of the next ones."""
+    lengths = tuple(40 + 3 * each for each in range(world))
+    counts = []
+    for shift in (0, 0, 1, 1):
+        x, target = torch.zeros(2, lengths[rank] + shift * (rank == 0)), torch.tensor([0, sum(lengths) - 1])
+        with counted() as calls:
+            sharded_functions.cross_entropy(x, target)
+        counts.append(len(calls))
+    return counts
+
+
+def rows(rank, world):
+    """Returns results for all rows, and for some alone."""
+    case = Case("", normal(40, 100 * world).detach(), (100,) * world)
+    x, target = case.shard(rank), classes(40, n=100 * world)
+    results = []
+    for part in (slice(None), slice(11, 14)):
+        probabilities = sharded_functions.softmax(x[part])
+        logarithms = sharded_functions.log_softmax(x[part])
+        sums = sharded_functions.logsumexp(x[part])
+        losses = sharded_functions.cross_entropy(x[part], target[part], reduction="none", label_smoothing=0.1)
+        results.append([probabilities, logarithms, sums, losses])
+    return [(whole[11:14], some) for whole, some in zip(*results, strict=True)]
+
+
+SPECIAL = torch.tensor([math.nan, math.inf, -math.inf])
+
+
+def special_logits(world):
+    """Returns rows with each special value at each place, of nothing but -inf, with NaN beside -inf, and usual ones."""
+    x = normal(3 * 2 * world + 3, 2 * world).detach()
+    for place in range(2 * world):
+        x[3 * place : 3 * place + 3, place] = SPECIAL
+    x[-3], x[-2], x[-2, 0] = -math.inf, -math.inf, math.nan
+    return x
+
+
+def special(rank, world):
+    x = special_logits(world)[:, 2 * rank : 2 * rank + 2].clone().requires_grad_()
+    target = torch.zeros(len(x), dtype=torch.int64)
+    found = {name: getattr(sharded_functions, name)(x) for name in ("softmax", "log_softmax", "logsumexp")}
+    for smoothing in (0.0, 0.2):
+        found[f"loss {smoothing}"] = sharded_functions.cross_entropy(
+            x, target, reduction="none", label_smoothing=smoothing
+        )
+    return {name: y.detach() for name, y in found.items()}
+
+
+def in_pieces(rank, world):
+    """Returns the same results in one piece and in several, and the largest memory beside arguments and results."""
+    x = normal(64, 128 * world, dtype=torch.bfloat16).detach()[:, 128 * rank : 128 * rank + 128].clone()
+    target = classes(64, n=128 * world)
+    found, largest = {}, {}
+    for name in ("softmax", "log_softmax", "cross_entropy"):
+        for memory in (16 << 20, 4 << 10):
+            before, sharded.MEMORY = sharded.MEMORY, {"cpu": memory}
+            leaf = x.clone().requires_grad_()
+            dy = torch.full(() if name == "cross_entropy" else x.shape, 0.5, dtype=x.dtype)
+            with Allocations() as made:
+                if name == "cross_entropy":
+                    y = sharded_functions.cross_entropy(leaf, target, label_smoothing=0.1)
+                else:
+                    y = getattr(sharded_functions, name)(leaf)
+                (dx,) = torch.autograd.grad(y, leaf, dy)
+            sharded.MEMORY = before
+            given = {t.untyped_storage().data_ptr() for t in (leaf, y, dx, dy)}
+            beside = [s.nbytes() for s in made.storages if s.data_ptr() not in given]
+            found[name, memory], largest[name, memory] = (y.detach(), dx), max(beside)
+    return {"found": found, "largest": largest, "shard": x.nbytes}
+
+
+def refused(rank, world):
+    """Returns what the ranks fail with where all see it."""
+    x, target = torch.zeros(2, 3), torch.tensor([0, 1])
+    loss = sharded_functions.cross_entropy
+    return [
+        failure(loss, x, torch.tensor([0, 3 * world])),
+        failure(loss, x, torch.tensor([-1, 0])),
+        failure(loss, x, target, ignore_index=-100 - rank),
+        failure(loss, x, target, label_smoothing=0.1 + 0.1 * rank),
+        failure(loss, x.to([torch.float32, torch.bfloat16][rank % 2]), target),
+        failure(loss, x[:, : 3 - rank % 2], target, lengths=tuple(3 - r % 2 for r in range(world))),
+        failure(loss, x, target, lengths=tuple(3 + (r != rank) for r in range(world))),
+        failure(loss, x, target, lengths=(3,)),
+        failure(loss, x, target, lengths=(3, -1, *[3] * (world - 2))),
+        failure(loss, x, target, lengths=3),
+    ]
+
+
+def nothing(rank, world):
+    """Returns results without rows, and without classes."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return {
+        "softmax": sharded_functions.softmax(torch.zeros(0, 3)).shape,
+        "logsumexp": sharded_functions.logsumexp(torch.zeros(2, 0)),
+        "mean": sharded_functions.cross_entropy(torch.zeros(0, 3), none),
+        "sum": sharded_functions.cross_entropy(torch.zeros(0, 3), none, reduction="sum"),
+        "ignored": sharded_functions.cross_entropy(torch.zeros(2, 0), torch.tensor([-100, -100]), reduction="none"),
+    }
+
+
+def in_lists(rank, world):
+    """Returns a result of a backend that gathers into lists."""
+    x = normal(4, 5 * world).detach()[:, 5 * rank : 5 * rank + 5]
+    usual = sharded_functions.softmax(x)
+    exchange.IN_LISTS.add("gloo")
+    with counted() as calls:
+        listed = sharded_functions.softmax(x)
+    exchange.IN_LISTS.remove("gloo")
+    return usual, listed, calls
+
+
+def in_groups(rank, world):
+    """Returns the loss of each of two groups, if there are enough ranks."""
+    if world < 4:
+        return None
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    x = normal(4, 10, seed=rank % 2).detach()
+    lengths = (4, 6)
+    loss = sharded_functions.cross_entropy(x.split(lengths, 1)[rank // 2], classes(4, n=10), group=groups[rank % 2])
+    outside = failure(sharded_functions.softmax, x, group=groups[1 - rank % 2])
+    return loss, F.cross_entropy(x, classes(4, n=10)), outside
+
+
+def compiled(rank, world):
+    """Returns a loss and its gradient, compiled, and not, on two ranks."""
+    if world > 2:
+        return None
+    x, target = normal(4, 6, seed=rank), torch.tensor([0, 5, 6, 11])
+
+    def loss(x):
+        return sharded_functions.cross_entropy(x * 2, target) * 3
+
+    results = [function(x) for function in (loss, torch.compile(loss, backend="eager"))]
+    return [(y.detach(), *torch.autograd.grad(y, x)) for y in results]
+
+
+@pytest.fixture(scope="session", params=LENGTHS)
+def ranks(request, tmp_path_factory):
+    """What each rank found."""
+    world, folder = request.param, tmp_path_factory.mktemp("ranks")
+    # Their libraries are built before, not by processes that wait for each other.
+    for dtype in ALLOWED:
+        x = torch.zeros(1, 2, 1, dtype=dtype)
+        sharded.max_sum(x)
+        sharded._distances(x)
+        sharded._probabilities(x, sharded.max_sum(x), x.new_ones(()), "sum")
+    torch.multiprocessing.spawn(process, (world, str(folder)), world)
+    return [torch.load(folder / str(rank), weights_only=False) for rank in range(world)]
+
+
+def numpy_of(x):
+    return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def close(mine, theirs, dtype):
+    scale = max(1.0, theirs.abs().max().item()) if theirs.numel() else 1.0
+    torch.testing.assert_close(
+        mine.double(), theirs.double(), rtol=ALLOWED[dtype], atol=ALLOWED[dtype] * scale, equal_nan=True
+    )
+
+
+def test_results_and_gradients_are_those_of_one_process(ranks):
+    for name, case in all_cases(len(ranks)).items():
+        found, x = [each[name] for each in ranks], case.x.double().clone().requires_grad_()
+        y = case.run(torch if case.target is None else Reference, x)
+        (dx,) = torch.autograd.grad(y, x, upstream(case).to(case.x.dtype).double())
+        if case.name in ("softmax", "log_softmax"):
+            mine = torch.cat([each["y"] for each in found], case.dim)
+            assert all(each["strides"] for each in found), name
+        else:
+            mine = found[0]["y"]
+        assert mine.dtype is case.x.dtype, name
+        assert mine.shape == y.shape, name
+        try:
+            if case.name == "softmax":
+                contract.check(numpy_of(mine), numpy_of(case.x), case.dim)
+            close(mine, y.detach(), case.x.dtype)
+            close(torch.cat([each["dx"] for each in found], case.dim), dx, case.x.dtype)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def test_what_all_ranks_have_has_the_same_bits(ranks):
+    for name, case in all_cases(len(ranks)).items():
+        if case.name not in ("softmax", "log_softmax"):
+            assert all(each[name]["y"].equal(ranks[0][name]["y"]) for each in ranks), name
+    for name in ("logsumexp", "loss 0.0", "loss 0.2"):
+        bits = [each["special"][name].view(torch.int32) for each in ranks]
+        assert all(each.equal(bits[0]) for each in bits), name
+
+
+def test_one_collective_forward_and_one_back_for_softmax_alone(ranks):
+    seen = set()
+    for name, case in all_cases(len(ranks)).items():
+        for each in ranks:
+            # Lengths that the group has not had take another one, which a test of its own counts.
+            is_new = case.name == "cross_entropy" and case.lengths not in seen and "lengths" not in dict(case.options)
+            assert len(each[name]["forward"]) == 1 or is_new, name
+            assert len(each[name]["backward"]) == (case.name in ("softmax", "log_softmax")), name
+            assert set(each[name]["forward"] + each[name]["backward"]) <= {GATHERS[0]}, name
+        if case.name == "cross_entropy":
+            seen.add(case.lengths)
+
+
+def test_new_lengths_are_learned_by_a_second_gather(ranks):
+    assert [each["again"] for each in ranks] == [[2, 1, 2, 1]] * len(ranks)
+
+
+def test_a_row_has_its_own_bits(ranks):
+    for each in ranks:
+        for whole, some in each["rows"]:
+            assert whole.equal(some)
+
+
+def test_special_values(ranks):
+    x = special_logits(len(ranks)).double()
+    found = [each["special"] for each in ranks]
+    with np.errstate(invalid="ignore"):
+        for name in ("softmax", "log_softmax"):
+            mine = torch.cat([each[name] for each in found], -1)
+            close(mine, getattr(torch, name)(x, -1), torch.float32)
+    alone = [sharded.max_sum(x[i : i + 1].float()) for i in range(len(x))]
+    sums = torch.stack([pair[0, 0] + pair[0, 1].log() for pair in alone])
+    sums = torch.where(torch.isposinf(x).any(-1), math.inf, sums)
+    sums[-3] = -math.inf
+    close(found[0]["logsumexp"], sums, torch.float32)
+    target = torch.zeros(len(x), dtype=torch.int64)
+    from maxsoftmax import torch as ours
+
+    for smoothing in (0.0, 0.2):
+        loss = ours.cross_entropy(x.float(), target, reduction="none", label_smoothing=smoothing)
+        close(found[0][f"loss {smoothing}"], loss, torch.float32)
+
+
+def test_pieces_change_nothing_but_memory(ranks):
+    for each in ranks:
+        found, largest, shard = (each["in_pieces"][key] for key in ("found", "largest", "shard"))
+        for name in ("softmax", "log_softmax", "cross_entropy"):
+            for whole, some in zip(found[name, 16 << 20], found[name, 4 << 10], strict=True):
+                assert whole.equal(some), name
+            assert largest[name, 4 << 10] < shard, name
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(ranks):
+    for each in ranks:
+        (first, below, ignored, smoothed, dtypes, lengths, other, few, negative, number) = each["refused"]
+        n = 3 * len(ranks)
+        assert first == (
+            "TargetError",
+            f"target[1] is {n}, which is neither a class from 0 to {n - 1} of all shards nor ignore_index -100",
+        )
+        assert below[1].startswith("target[0] is -1")
+        for error in (ignored, smoothed, dtypes, other):
+            assert error[0] == "ValueError"
+            assert "all of them have to be the same" in error[1]
+        assert lengths is None
+        assert few[0] == negative[0] == "ValueError"
+        assert number == ("TypeError", "lengths must be an integer for each rank, not 3")
+
+
+def test_without_rows_and_without_classes(ranks):
+    for each in ranks:
+        found = each["nothing"]
+        assert found["softmax"] == (0, 3)
+        assert found["logsumexp"].tolist() == [-math.inf] * 2
+        assert found["mean"].isnan()
+        assert found["sum"] == 0
+        assert found["ignored"].tolist() == [0, 0]
+
+
+def test_a_backend_may_gather_into_lists(ranks):
+    for each in ranks:
+        usual, listed, calls = each["in_lists"]
+        assert usual.equal(listed)
+        assert calls == ["all_gather"]
+
+
+def test_groups_have_their_own_rows(ranks):
+    for each in ranks:
+        if each["in_groups"]:
+            mine, theirs, outside = each["in_groups"]
+            close(mine, theirs, torch.float32)
+            assert outside == ("ValueError", "group does not have this process among its ranks")
+
+
+def test_compiled(ranks):
+    for each in ranks:
+        if each["compiled"]:
+            plain, compiled = each["compiled"]
+            assert all(a.equal(b) for a, b in zip(plain, compiled, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "arguments"),
+    [
+        (TypeError, "shard must be a torch.Tensor, not a list", ([1.0],)),
+        (TypeError, "shard has dtype int64, but it has to be", (torch.zeros(2, dtype=torch.int64),)),
+        (ValueError, "shard has rank 0", (torch.zeros(()),)),
+        (TypeError, "dim must be an integer, not None", (torch.zeros(2), None)),
+        (IndexError, "dim 1 is out of bounds", (torch.zeros(2), 1)),
+        (RuntimeError, "there is no process group", (torch.zeros(2),)),
+    ],
+)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_what_is_refused_by_one_rank(name, error, text, arguments):
+    with pytest.raises(error, match=text):
+        getattr(sharded_functions, name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "target", "options"),
+    [
+        (TypeError, "target must be a torch.Tensor, not a list", [0, 1], {}),
+        (TypeError, "target has dtype float32", torch.zeros(2), {}),
+        (ValueError, "target has shape", torch.zeros(3, dtype=torch.int64), {}),
+        (ValueError, "reduction 'max' does not exist", torch.tensor([0, 1]), {"reduction": "max"}),
+        (ValueError, "label_smoothing 2 is not from 0 to 1", torch.tensor([0, 1]), {"label_smoothing": 2}),
+        (TypeError, "ignore_index must be an integer", torch.tensor([0, 1]), {"ignore_index": 0.5}),
+        (RuntimeError, "there is no process group", torch.tensor([0, 1]), {}),
+    ],
+)
+def test_losses_that_are_refused_by_one_rank(error, text, target, options):
+    with pytest.raises(error, match=text):
+        sharded_functions.cross_entropy(torch.zeros(2, 3), target, **options)
+
+
+def test_the_example_of_the_module():
+    parsed = doctest.DocTestParser().get_doctest(sharded_functions.__doc__, {}, "distributed", None, 0)
+    assert parsed.examples
+    assert doctest.DocTestRunner().run(parsed).failed == 0
