@@ -1,13 +1,25 @@
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
+import maxsoftmax
 import pytest
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import _cache as cache
+from maxsoftmax import ops
+from maxsoftmax._commands import demo, network
 from maxsoftmax._graph import artifacts
 from maxsoftmax._graph.extension import distribution_version
+from maxsoftmax._native import build
+from maxsoftmax._native.description import Library, Target
+
+# The package has a function of the same name.
+extension = sys.modules["maxsoftmax._graph.extension"]
 
 
 class Compiled:
@@ -85,6 +97,78 @@ def test_the_surroundings_are_those_of_this_machine():
     assert len(ours) == 64
     assert machine == os.uname().machine
     assert processor
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of this package's modules, whose contents are what keys depend on."""
+    copy = tmp_path / "maxsoftmax"
+    shutil.copytree(Path(maxsoftmax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    sources = {name: extension.sources(name) for name in (extension.KERNELS, extension.NATIVE)}
+    monkeypatch.setattr(extension, "sources", sources.get)
+    monkeypatch.setattr(build, "sources", sources.get)
+    monkeypatch.setattr(extension, "__file__", str(copy / "_graph" / "extension.py"))
+    forget()
+    yield copy
+    forget()
+
+
+def forget():
+    for function in (artifacts._surroundings, build._surroundings, extension.key, extension.python_sources):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["ops.py", "_forms.py", "_arguments.py", "_graph/tuning.py", "_commands/network.py"])
+def test_another_source_of_graphs_makes_another_model(package, name):
+    before = artifacts._surroundings()
+    with (package / name).open("a") as file:
+        file.write("# changed")
+    forget()
+    assert artifacts._surroundings() != before
+
+
+@pytest.mark.parametrize("name", ["build.py", "bundle.py", "description.py"])
+def test_another_source_of_libraries_makes_another_library(package, name):
+    library = Library("softmax", "float32", Target("cpu"))
+    key, versions = build.key(library), build.versions()
+    with (package / "_native" / name).open("a") as file:
+        file.write("# changed")
+    forget()
+    assert build.key(library) != key
+    assert build.versions()["sources"] != versions["sources"]
+
+
+def test_another_version_of_this_package_makes_everything_anew(package, monkeypatch):
+    library = Library("softmax", "float32", Target("cpu"))
+    before = artifacts._surroundings(), extension.key(), build.key(library), build.versions()
+    monkeypatch.setattr(maxsoftmax, "__version__", "9.9.9")
+    forget()
+    after = artifacts._surroundings(), extension.key(), build.key(library), build.versions()
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False] * 4
+
+
+def test_all_that_runs_while_a_graph_is_made_is_a_source_of_it():
+    folder = Path(maxsoftmax.__file__).parent
+    ran = set()
+
+    def note(frame, event, argument):
+        ran.add(frame.f_code.co_filename)
+
+    real = TensorType(DType.float32, (2, 3, 4), DeviceRef.CPU())
+    sys.setprofile(note)
+    try:
+        demo.graph(DeviceRef.CPU(), ("rows", "n"))
+        network.graph(network.Shape(4, 2, 8, 8, 0.1), DeviceRef.CPU())
+        with Graph("all", input_types=[real, real]) as graph:
+            x, mask = (value.tensor for value in graph.inputs)
+            y = ops.softmax(x, mask=mask, scale=0.5)
+            graph.output(ops.softmax_backward(y, ops.log_softmax(x), axis=1), ops.logsumexp(x), *ops.max_sum(x))
+    finally:
+        sys.setprofile(None)
+    ours = {path.relative_to(folder) for path in map(Path, ran) if path.is_relative_to(folder)}
+    covered = {path.relative_to(folder) for pattern in artifacts.SOURCES for path in folder.glob(pattern)}
+    assert {Path("ops.py"), Path("_forms.py"), Path("_arguments.py")} < ours
+    assert {path for path in ours if path.parts[0] != "_native"} <= covered
 
 
 def test_a_damaged_model_is_compiled_anew(folder):

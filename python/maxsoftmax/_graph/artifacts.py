@@ -12,12 +12,15 @@ from pathlib import Path
 from max.engine import CompiledModel, InferenceSession, Model
 
 from maxsoftmax import _cache as cache
-from maxsoftmax._graph.extension import distribution_version
+from maxsoftmax._graph.extension import distribution_version, python_sources
 from maxsoftmax._graph.extension import key as sources_key
 from maxsoftmax._native.machine import processor
 
 FILE = "softmax.mef"
 """The name of a model in its entry of the cache."""
+
+SOURCES = ("*.py", "_graph/*.py", "_commands/demo.py", "_commands/network.py")
+"""The modules whose functions make graphs."""
 
 
 def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], CompiledModel]) -> Model:
@@ -51,12 +54,10 @@ def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], 
 @functools.cache
 def _surroundings() -> tuple[str, ...]:
     """Returns everything around a model that may change what it is compiled to."""
-    package = Path(__file__).parents[1]
-    ours = [(package / name).read_bytes() for name in ("ops.py", "_commands/demo.py", "_commands/network.py")]
     return (
         distribution_version("max", "modular"),
         sources_key(),
-        hashlib.sha256(b"\0".join(ours)).hexdigest(),
+        python_sources(*SOURCES),
         platform.machine(),
         processor(),
     )

@@ -118,12 +118,15 @@ def distribution_version(*names: str) -> str:
 
 @functools.cache
 def key(*packages: str) -> str:
-    """Returns what changes with the sources of packages, of the kernels if none is named, and the compiler's version.
+    """Returns what changes with the sources of packages, of the kernels if none is named, and the versions around them.
 
     Raises:
         CompilerError: If there is no compiler.
     """
-    return hashlib.sha256("\0".join([compiler(), *map(sources, packages or (KERNELS,))]).encode()).hexdigest()[:32]
+    from maxsoftmax import __version__
+
+    parts = [compiler(), __version__, *map(sources, packages or (KERNELS,))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def compiler() -> str:
@@ -143,9 +146,18 @@ def compiler() -> str:
 @functools.cache
 def sources(package: str) -> str:
     """Returns what changes with the sources of a package."""
+    return _digest(source(package), "**/*.mojo")
+
+
+@functools.cache
+def python_sources(*patterns: str) -> str:
+    """Returns what changes with modules of this package, told by patterns of their paths in it."""
+    return _digest(Path(__file__).parents[1], *patterns)
+
+
+def _digest(folder: Path, *patterns: str) -> str:
     digest = hashlib.sha256()
-    folder = source(package)
-    for path in sorted(folder.rglob("*.mojo")):
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         digest.update(f"\0{path.relative_to(folder).as_posix()}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -17,6 +17,7 @@ from maxsoftmax._graph.extension import (
     CompilerError,
     compiler,
     distribution_version,
+    python_sources,
     run_mojo,
     source,
     sources,
@@ -27,6 +28,9 @@ from maxsoftmax._native.machine import processor
 
 FILE = "library.so"
 """The name of a library in its entry of the cache."""
+
+SOURCES = ("_native/build.py", "_native/bundle.py", "_native/description.py")
+"""The modules that say what the compiler is given."""
 
 
 def key(library: Library) -> str:
@@ -47,7 +51,7 @@ def versions() -> dict[str, str]:
 
     return {
         "maxsoftmax": __version__,
-        "sources": _digest(sources(KERNELS), sources(NATIVE)),
+        "sources": _digest(sources(KERNELS), sources(NATIVE), python_sources(*SOURCES)),
         "max": distribution_version("max", "modular"),
         "machine": platform.machine(),
     }
