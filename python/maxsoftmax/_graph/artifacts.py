@@ -7,7 +7,6 @@ import hashlib
 import platform
 import warnings
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from max.engine import CompiledModel, InferenceSession, Model
 
