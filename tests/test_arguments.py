@@ -1,8 +1,12 @@
+import warnings
+
 import maxsoftmax
 import numpy as np
 import pytest
 from contract import check, logits
-from maxsoftmax import _native
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
+from maxsoftmax import _arguments, _native
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,63 @@ def test_bad_arguments_are_refused_in_one_sentence(monkeypatch, x, options, erro
     with pytest.raises(error, match=message) as raised:
         maxsoftmax.softmax(x, **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("function", ["softmax_backward", "log_softmax_backward", "sparsemax_backward"])
+def test_gradients_name_their_own_argument(function):
+    y = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"axis 2 is out of bounds for y of rank 2"):
+        getattr(maxsoftmax, function)(y, y, axis=2)
+    with pytest.raises(ValueError, match=r"axis \(0, -2\) names an axis of y twice"):
+        getattr(maxsoftmax, function)(y, y, axis=(0, -2))
+
+
+def test_gradients_in_graphs_name_their_own_argument():
+    kind = TensorType(DType.float32, (2, 3), DeviceRef.CPU())
+    with Graph("refused", input_types=[kind]) as graph:
+        y = graph.inputs[0].tensor
+        with pytest.raises(ValueError, match=r"axis 2 is out of bounds for y of rank 2"):
+            maxsoftmax.ops.softmax_backward(y, y, axis=2)
+        with pytest.raises(TypeError, match="causal must be True or False, not 1"):
+            maxsoftmax.ops.softmax(y, causal=1)
+
+
+X = logits((3, 4)).astype(np.float32)
+
+
+def test_any_sequence_of_axes_is_taken_and_told_from_others():
+    for axis in (range(2), np.array([0, 1]), [0, np.int64(1)], (0, 1)):
+        np.testing.assert_array_equal(maxsoftmax.softmax(X, axis=axis), maxsoftmax.softmax(X, axis=None))
+    np.testing.assert_array_equal(maxsoftmax.softmax(X, axis=range(1)), maxsoftmax.softmax(X, axis=0))
+    for axis in ({0, 1}, 1.0, np.True_, np.array([0.5]), "01"):
+        with pytest.raises(TypeError, match="axis must be an integer, a tuple of integers or None, not "):
+            maxsoftmax.softmax(X, axis=axis)
+
+
+@pytest.mark.parametrize("given", [np.True_, np.bool_(0)])
+def test_bools_of_numpy_are_bools(given):
+    np.testing.assert_array_equal(maxsoftmax.softmax(X, causal=given), maxsoftmax.softmax(X, causal=bool(given)))
+    found = maxsoftmax.token_log_probs(X, [0, 1, 2], entropy=given)
+    assert isinstance(found, tuple) == bool(given)
+
+
+def test_numbers_of_numpy_and_lists_of_integers_are_numbers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for share in (np.float16(0.5), np.float32(0.5), 0.5):
+            found = maxsoftmax.cross_entropy(X, [0, 1, 2], label_smoothing=share)
+            assert found == maxsoftmax.cross_entropy(X, [0, 1, 2], label_smoothing=0.5)
+        assert _arguments.check_out("float8_e5m2", np.float16(2), "float32").scale == 2
+    expected = maxsoftmax.softmax(X, scale=np.array([1.0, 2, 3, 4]), temperature=[[1.0], [2], [3]], sink=[0.0])
+    found = maxsoftmax.softmax(X, scale=[1, 2, 3, 4], temperature=[[1], [2], [3]], sink=[0])
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(TypeError, match="mask has dtype int64, but must be of floats or bools"):
+        maxsoftmax.softmax(X, mask=[0, 1, 1, 0])
+
+
+def test_what_is_no_list_of_names_is_refused_in_one_sentence():
+    with pytest.raises(TypeError, match="ops must be several names, not 5"):
+        maxsoftmax.warm_up(ops=5)
 
 
 @pytest.mark.gpu

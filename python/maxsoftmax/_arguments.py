@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.exceptions import AxisError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out |
         is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
         if not is_number:
             raise TypeError(f"out_scale must be a number, not {scale!r}")
-        if not LEAST <= scale <= MOST:
+        if not LEAST <= float(scale) <= MOST:
             raise ValueError(f"out_scale must be a positive number that float32 has, up to 2**127, not {scale!r}")
     if name == of:
         return None
@@ -164,8 +165,10 @@ def dtype_name(dtype: Any) -> str:
     return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
-def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
-    """Returns `axis` counted from 0. What the caller allows beside an integer is for it to take out first.
+def normalize_axis(axis: Any, rank: int, allowed: str = "an integer", name: str = "x") -> int:
+    """Returns `axis` of the argument `name`, counted from 0.
+
+    What the caller allows beside an integer is for it to take out first.
 
     Raises:
         TypeError: If it is not an integer.
@@ -175,12 +178,16 @@ def normalize_axis(axis: Any, rank: int, allowed: str = "an integer") -> int:
     # As in NumPy's reductions, a scalar may be asked for its first or last axis.
     last = max(rank - 1, 0)
     if not -last - 1 <= index <= last:
-        raise AxisError(f"axis {index} is out of bounds for x of rank {rank}: it must be from {-last - 1} to {last}")
+        raise AxisError(
+            f"axis {index} is out of bounds for {name} of rank {rank}: it must be from {-last - 1} to {last}"
+        )
     return index % max(rank, 1)
 
 
-def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Returns the axes that `axis` names, counted from 0 and ascending: an int, a sequence of them, or None for all.
+def normalize_axes(axis: Any, rank: int, name: str = "x") -> tuple[int, ...]:
+    """Returns the axes of the argument `name` that `axis` names, counted from 0 and ascending.
+
+    They are an integer, a sequence or an array of NumPy of them, or None for all.
 
     Raises:
         TypeError: If it is none of these.
@@ -189,12 +196,18 @@ def normalize_axes(axis: Any, rank: int) -> tuple[int, ...]:
     """
     if axis is None:
         return tuple(range(rank))
-    several = isinstance(axis, Sequence) and not isinstance(axis, str)
-    given = axis if several else (axis,)
-    axes = sorted(normalize_axis(a, rank, "an integer, a tuple of integers or None") for a in given)
+    given = tuple(axis) if are_several(axis) else (axis,)
+    axes = sorted(normalize_axis(a, rank, "an integer, a tuple of integers or None", name) for a in given)
     if len(set(axes)) < len(axes):
-        raise ValueError(f"axis {tuple(axis)} names an axis of x twice")
+        raise ValueError(f"axis ({', '.join(map(str, given))}) names an axis of {name} twice")
     return tuple(axes) if rank else ()
+
+
+def are_several(axis: Any) -> bool:
+    """Returns whether `axis` is a sequence, or an array of NumPy, of axes."""
+    return (isinstance(axis, Sequence) and not isinstance(axis, str)) or (
+        isinstance(axis, np.ndarray) and axis.ndim > 0
+    )
 
 
 def check_algorithm(algorithm: Any, device: str) -> str:
@@ -345,15 +358,15 @@ def _positive(name: str, value: Any) -> float:
     return number
 
 
-def check_entropy(entropy: Any) -> bool:
-    """Returns whether the entropy is wanted, too.
+def check_flag(name: str, value: Any) -> bool:
+    """Returns what an argument says that is True or False.
 
     Raises:
-        TypeError: If it is not a bool.
+        TypeError: If it is a bool neither of Python nor of NumPy.
     """
-    if not isinstance(entropy, bool):
-        raise TypeError(f"entropy must be True or False, not {entropy!r}")
-    return entropy
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
 
 
 def words(shape: Iterable[Any]) -> str:
@@ -382,7 +395,7 @@ def check_label_smoothing(share: Any) -> float:
         TypeError: If it is not a number.
         ValueError: If it is not from 0 to 1.
     """
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
+    if isinstance(share, bool) or not isinstance(share, numbers.Real):
         raise TypeError(f"label_smoothing must be a number from 0 to 1, not {share!r}")
     if not 0 <= share <= 1:
         raise ValueError(f"label_smoothing {share} is not from 0 to 1")

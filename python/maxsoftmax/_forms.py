@@ -47,8 +47,6 @@ def check(forms: Forms, axis: int, algorithm: str) -> None:
         TypeError: If an argument is not of its type.
         ValueError: If it is, and still not allowed.
     """
-    if not isinstance(forms.causal, bool):
-        raise TypeError(f"causal must be True or False, not {forms.causal!r}")
     if forms.causal and axis == 0:
         raise ValueError("causal True needs an axis of queries before the axis of keys, but axis 0 is the first of x")
     for name, least in (("scale", -math.inf), ("temperature", 0.0)):

@@ -22,7 +22,7 @@ from maxsoftmax._arguments import (
     accumulator,
     check_algorithm,
     check_dtype,
-    check_entropy,
+    check_flag,
     check_ignore_index,
     check_label_smoothing,
     check_out,
@@ -112,7 +112,7 @@ def softmax(
     axis = _axis(axis, x)
     algorithm = check_algorithm(algorithm, device)
     choice = tuning.choice(x.device, algorithm, x.dtype, block_size, unroll)
-    wanted = Forms(scale, mask, causal, temperature, sink)
+    wanted = Forms(scale, mask, check_flag("causal", causal), temperature, sink)
     forms.check(wanted, axis, algorithm)
     out = _out(out_dtype, out_scale, x, algorithm)
     if wanted.any:
@@ -326,7 +326,7 @@ def token_log_probs(
     x, tokens = _value(x), _value(tokens, "tokens")
     check_dtype(x.dtype)
     place = _axis(axis, x)
-    chosen, wanted = check_temperature(temperature), check_entropy(entropy)
+    chosen, wanted = check_temperature(temperature), check_flag("entropy", entropy)
     check_target_dtype(tokens.dtype, "tokens")
     several = check_tokens_shape(tokens.shape, x.shape, place)
     if tokens.device != x.device:
@@ -674,7 +674,7 @@ def _check_graph() -> None:
 def _axis(axis: Any, x: TensorValue, name: str = "x") -> int:
     if x.rank == 0:
         raise ValueError(f"{name} has rank 0, but softmax needs an axis: reshape it to rank 1 first")
-    return normalize_axis(axis, x.rank)
+    return normalize_axis(axis, x.rank, name=name)
 
 
 def _check(value: TensorValue, name: str, dtype: DType, shape: Any, device: DeviceRef) -> None:

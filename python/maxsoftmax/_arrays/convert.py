@@ -117,6 +117,9 @@ def operand(x: Any, name: str, reader: Reader = MAX) -> Array:
         dtype = array.dtype.newbyteorder("=")
         if dtype.name in allowed:
             return of_numpy(array.astype(dtype, copy=False))
+        if dtype.kind in "iu" and name != "mask":
+            # Whether a mask of integers is to be added, or tells what takes part, nobody can know.
+            return of_numpy(as_floats(array))
         found = array.dtype.name
     else:
         lent = lend(x, name, reader)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maxsoftmax._arguments import normalize_axes, told_out
+from maxsoftmax._arguments import check_flag, normalize_axes, told_out
 from maxsoftmax._arrays import attention, kinds, shortcuts
 from maxsoftmax._arrays.call import AUTO, Call, Chosen, check_like
 from maxsoftmax._arrays.layout import Rows, without
@@ -89,6 +89,8 @@ def softmax(
         >>> maxsoftmax.softmax(numpy.zeros((1, 3)), out_dtype="float8_e4m3fn", out_scale=256).astype("float32")
         array([[88., 88., 88.]], dtype=float32)
     """
+    if causal is not False:
+        causal = check_flag("causal", causal)
     plain = scale is None and mask is None and causal is False and temperature is None and sink is None
     if type(algorithm) is str and algorithm == "auto" and block_size is None and unroll is None:
         chosen = AUTO
@@ -352,7 +354,7 @@ def _backward(known: Known, y: Any, dy: Any, axis: Any, device: Any) -> Any:
     call = Call(y, "y", device)
     upstream = call.floats(dy, "dy")
     check_like(upstream, "dy", call.x.dtype, call.x.shape, "of y")
-    axes = normalize_axes(axis, len(call.x.shape))
+    axes = normalize_axes(axis, len(call.x.shape), "y")
     if call.x.size == 0:
         return call.nothing()
     laid, layout = call.walked(call.x, axes)

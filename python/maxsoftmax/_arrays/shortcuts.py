@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maxsoftmax import _native
+from maxsoftmax._arguments import are_several
 from maxsoftmax._arrays import devices, reused
 from maxsoftmax._arrays.layout import inverse
 from maxsoftmax._arrays.memory import HOST, SIZES, Array, address, product
@@ -87,16 +88,17 @@ def spelled(axis: Any) -> Any:
 
     True equals 1, and is refused all the same.
     """
-    if type(axis) is tuple or type(axis) is list:
+    if type(axis) is tuple or are_several(axis):
         found = [a if type(a) is int else _integer(a) for a in axis]
         return ("all of", *found)
     return _integer(axis)
 
 
 def _integer(axis: Any) -> Any:
-    if type(axis) is bool or not hasattr(axis, "__index__"):
-        return "never"
-    return operator.index(axis)
+    with contextlib.suppress(TypeError):
+        if type(axis) is not bool:
+            return operator.index(axis)
+    return "never"
 
 
 def is_home(device: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maxsoftmax import _native
-from maxsoftmax._arguments import check_entropy, check_temperature, check_tokens_shape, normalize_axis
+from maxsoftmax._arguments import check_flag, check_temperature, check_tokens_shape, normalize_axis
 from maxsoftmax._arrays.call import Call
 from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
@@ -54,7 +54,7 @@ def token_log_probs(
     if not call.x.shape:
         raise ValueError("x has rank 0, but logits need an axis of tokens: reshape it to rank 1 first")
     shape, place = call.x.shape, normalize_axis(axis, len(call.x.shape))
-    chosen, wanted = check_temperature(temperature), check_entropy(entropy)
+    chosen, wanted = check_temperature(temperature), check_flag("entropy", entropy)
     taken = call.classes(tokens, "tokens")
     several = check_tokens_shape(taken.shape, shape, place)
     rows = shape[:place] + shape[place + 1 :]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from maxsoftmax._arguments import OUT
+from maxsoftmax._arguments import OUT, dtype_name
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
 from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
@@ -109,7 +109,9 @@ def parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
 def _several(what: str, given: Iterable[str], allowed: Iterable[str]) -> list[str]:
     if isinstance(given, str):
         raise TypeError(f"{what} must be several names, not the string {given!r}")
-    names = list(dict.fromkeys(given))
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{what} must be several names, not {given!r}")
+    names = list(dict.fromkeys(map(dtype_name, given)))
     for name in names:
         if name not in allowed:
             raise ValueError(f"{what} has {name!r}: choose from {', '.join(map(repr, allowed))}")

@@ -14,7 +14,7 @@ except ImportError as error:
 
 from maxsoftmax._arguments import (
     check_chunk,
-    check_entropy,
+    check_flag,
     check_ignore_index,
     check_label_smoothing,
     check_reduction,
@@ -236,7 +236,7 @@ def token_log_probs(
     check_tensor(x)
     place = dimension(x, dim)
     check_tokens(tokens, x, place)
-    found = autograd.token_log_probs(x, tokens, place, check_temperature(temperature), check_entropy(entropy))
+    found = autograd.token_log_probs(x, tokens, place, check_temperature(temperature), check_flag("entropy", entropy))
     return found if entropy else found[0]
 
 
