@@ -13,6 +13,7 @@ import maxsoftmax
 import platformdirs
 import pytest
 from maxsoftmax import _cache as cache
+from maxsoftmax._graph.extension import CompilerError
 
 CODE = b"compiled" * 1000
 
@@ -239,10 +240,43 @@ def test_a_root_that_is_read_only_is_replaced(folder):
     check_temporary(folder, "Permission denied")
 
 
+FULL = [OSError(28, "No space left on device"), OSError(27, "File too large"), OSError(122, "Disk quota exceeded")]
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_without_room_a_temporary_folder_is_used(folder, error):
+    def build(path):
+        write(path)
+        if path.is_relative_to(folder):
+            raise error
+
+    cache._temporary.cache_clear()
+    with pytest.warns(RuntimeWarning, match=f"{error.strerror}.*a temporary folder is used: make room") as warned:
+        path = cache.entry("key", "file", build)
+    assert len(warned) == 1
+    assert path.is_relative_to(folder.parent / "tmp")
+    assert path.read_bytes() == CODE
+    assert os.listdir(folder) == []
+
+
+def test_a_compiler_without_room_compiles_elsewhere(folder, monkeypatch):
+    def build(path):
+        if path.is_relative_to(folder):
+            raise CompilerError("LLVM ERROR: IO failure on output stream")
+        write(path)
+
+    with pytest.raises(CompilerError, match="IO failure"):
+        cache.entry("key", "file", build)
+    monkeypatch.setattr(cache, "ROOM", 2**62)
+    with pytest.warns(RuntimeWarning, match="No space left on device.*a temporary folder is used"):
+        assert cache.entry("key", "file", build).read_bytes() == CODE
+
+
 def test_a_fork_leaves_the_temporary_folder_of_its_parent(tmp_path):
     script = """
 import os, sys, warnings
 from maxsoftmax import _cache as cache
+from maxsoftmax._graph.extension import CompilerError
 warnings.simplefilter("ignore")
 path = cache.entry("key", "file", lambda path: path.write_bytes(b"code"))
 number = os.fork()

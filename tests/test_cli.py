@@ -353,6 +353,24 @@ def test_progress_reaches_the_whole(x, monkeypatch, capsys):
     assert sum(done) == x.nbytes
 
 
+@pytest.mark.parametrize("error", [RuntimeError("MAX cannot\ndo that"), ImportError("MAX cannot do that")])
+def test_what_max_cannot_do_is_one_sentence(x, capsys, monkeypatch, error):
+    def fail(*_, **options):
+        raise error
+
+    monkeypatch.setattr(npy, "softmax", fail)
+    assert fails(capsys, "run", "x.npy") == "maxsoftmax: MAX cannot do that\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--clear"]])
+def test_a_cache_that_is_not_used_is_no_empty_one(capsys, tmp_path, monkeypatch, more):
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o770)
+    monkeypatch.setenv(cache.VARIABLE, str(folder))
+    assert "is not used, because others may write to it: make it private" in fails(capsys, "cache", *more)
+
+
 def test_the_cache_is_shown_and_cleared(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     assert cli.main(["cache"]) == 0

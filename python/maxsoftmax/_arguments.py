@@ -397,7 +397,7 @@ def check_label_smoothing(share: Any) -> float:
     """
     if isinstance(share, bool) or not isinstance(share, numbers.Real):
         raise TypeError(f"label_smoothing must be a number from 0 to 1, not {share!r}")
-    if not 0 <= share <= 1:
+    if not 0 <= float(share) <= 1:
         raise ValueError(f"label_smoothing {share} is not from 0 to 1")
     return float(share)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -31,6 +32,9 @@ OURS = ("model-", "mojo-", "native-", ".new-", ".old-")
 LOCK = ".lock-"
 """How the names of lock files begin; what follows is the key of the entry."""
 
+ROOM = 2**20
+"""Bytes that a file system has to have left, or it is full."""
+
 WAIT_S = 300.0
 """Seconds after which another process is not waited for any longer."""
 
@@ -54,15 +58,53 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
         others: Names of files that it writes beside that one, and without which that one is of no use.
 
     Returns:
-        A complete file, in a folder that only this user can write to.
+        A complete file, in a folder that only this user can write to: a temporary one where there is no more room.
     """
-    root = _root(location())
+    wanted = location()
+    root = _root(wanted)
+    try:
+        return _entry(root, key, name, build, others)
+    except _Full as full:
+        if root != wanted:
+            raise full.error from None
+        reason = full.reason
+    return _entry(_temporary(wanted, reason), key, name, build, others)
+
+
+class _Full(Exception):
+    """There was no room for an entry."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.reason = os.strerror(getattr(error, "errno", None) or errno.ENOSPC)
+
+
+def _is_full(root: Path, error: BaseException) -> bool:
+    """Returns whether an error tells, or the file system does, that nothing more can be written."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return True
+    # A compiler that could not write has words of its own for it.
+    with contextlib.suppress(OSError):
+        return isinstance(error, RuntimeError) and shutil.disk_usage(root).free < ROOM
+    return False
+
+
+def _entry(root: Path, key: str, name: str, build: Callable[[Path], None], others: tuple[str, ...]) -> Path:
+    """Does what `entry` does in one folder.
+
+    Raises:
+        _Full: If there is no room.
+    """
     folder = root / key
     names = (name, *others)
     if _is_sound(folder, *names):
         _use(folder)
         return folder / name
-    staging = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    except OSError as error:
+        raise _Full(error) if _is_full(root, error) else error from None
     try:
         build(staging / name)
         for written in names:
@@ -70,7 +112,7 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
             (staging / written).chmod(0o600)
         (staging / "sha256").write_text(_digest(staging, names))
         if os.path.lexists(folder) and not _is_sound(folder, *names):
-            warnings.warn(f"{folder} was damaged or is not private; it is made anew", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{folder} was damaged or is not private; it is made anew", RuntimeWarning, stacklevel=4)
             _remove(folder)
         try:
             staging.rename(folder)
@@ -81,8 +123,11 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
                 return staging / name
             shutil.rmtree(staging, ignore_errors=True)
         _trim(root, folder)
-    except BaseException:
+    except BaseException as error:
+        full = isinstance(error, Exception) and _is_full(root, error)
         shutil.rmtree(staging, ignore_errors=True)
+        if full:
+            raise _Full(error) from error  # type: ignore[arg-type]
         raise
     return folder / name
 
@@ -138,6 +183,21 @@ def locked(key: str, waiting: Callable[[], AbstractContextManager[object]]) -> I
 def remove(key: str) -> None:
     """Takes an entry away, if that can be."""
     _remove(location() / key)
+
+
+def check() -> None:
+    """Refuses a folder that is there, but is not used.
+
+    Raises:
+        OSError: If others could have written to it.
+    """
+    root = location()
+    with contextlib.suppress(FileNotFoundError):
+        reason = distrust(root, stat.S_ISDIR)
+        if reason is not None:
+            raise OSError(
+                f"{root} is not used, because {reason}: make it private (chmod 700), or name another by {VARIABLE}"
+            )
 
 
 def entries() -> dict[str, int]:
@@ -216,7 +276,10 @@ def _root(wanted: Path) -> Path:
 def _temporary(wanted: Path, reason: str) -> Path:
     """Returns a folder that lasts as long as this process, in place of `wanted`."""
     warnings.warn(
-        f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used", RuntimeWarning, stacklevel=5
+        f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used: make room, or make the folder "
+        f"private and writeable (chmod 700), or name another one by {VARIABLE}",
+        RuntimeWarning,
+        stacklevel=5,
     )
     temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-"))
     atexit.register(_forget, temporary, os.getpid())

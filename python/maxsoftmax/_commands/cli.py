@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, TypeError, ValueError) as error:
-        print(f"maxsoftmax: {_sentence(error)}", file=sys.stderr)
-        return 1
     except CompilerError as error:
         # Whose own words may be many lines.
         print(f"maxsoftmax: {error}", file=sys.stderr)
+        return 1
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        print(f"maxsoftmax: {_sentence(error)}", file=sys.stderr)
         return 1
 
 
@@ -169,6 +169,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _cache(options: argparse.Namespace) -> int:
+    cache.check()
     sizes = cache.entries()
     count = f"{len(sizes)} entr{'y' if len(sizes) == 1 else 'ies'}"
     if options.clear:
