@@ -183,6 +183,24 @@ def test_a_nan_is_not_lost_in_a_long_row(device, n, dtype):
     np.testing.assert_array_equal(np.asarray(d, np.float64)[4:], [3, n])
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 2), (1, 2), None])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 0, 4)])
+def test_axes_stay_where_they_are_kept(axis, order, shape):
+    x = np.asarray(np.random.default_rng(0).standard_normal(shape, dtype=np.float32), order=order)
+    kept = np.sum(x, axis=axis, keepdims=True).shape
+    # The second call is made like the first.
+    for keepdims in (True, np.True_, False, True):
+        y = maxsoftmax.logsumexp(x, axis, keepdims=keepdims)
+        m, d = maxsoftmax.max_sum(x, axis, keepdims=keepdims)
+        plain = maxsoftmax.logsumexp(x, axis), *maxsoftmax.max_sum(x, axis)
+        for found, expected in zip((y, m, d), plain, strict=True):
+            assert found.shape == (kept if keepdims else expected.shape)
+            np.testing.assert_array_equal(np.reshape(found, np.shape(expected)), expected)
+    with pytest.raises(TypeError, match="keepdims must be True or False, not 1"):
+        maxsoftmax.logsumexp(x, axis, keepdims=1)
+
+
 def test_logsumexp_of_special_values(device):
     inf, nan = np.inf, np.nan
     x = np.array([[-inf, 0, 1], [nan, 0, 1], [inf, 0, 1], [-inf] * 3, [inf, -inf, nan]], np.float32)

@@ -242,8 +242,10 @@ def sparsemax_backward(
     return _backward(_sparsemax_backward, y, dy, axis, device)
 
 
-def max_sum(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> tuple[Any, Any]:
-    """Returns the pair that softmax is made of: m = max x and d = Σ exp(x - m) along `axis`.
+def max_sum(
+    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: str | Device | None = None
+) -> tuple[Any, Any]:
+    """Returns the pair that softmax is made of: m = max x and d = Σ exp(x - m) along `axis`, the last by default.
 
     Pairs of parts of a row merge into that of the whole row: with m = max(m₁, m₂), it is
     (m, d₁ · exp(m₁ - m) + d₂ · exp(m₂ - m)) (Milakov and Gimelshein 2018, arXiv 1805.02867).
@@ -251,10 +253,11 @@ def max_sum(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | De
     Args:
         x: Logits: whatever `maxsoftmax.softmax` takes.
         axis: The axis or axes that are reduced; None for all of them together.
+        keepdims: Whether the axes stay, of length 1.
         device: Where to compute; where `x` is if None.
 
     Returns:
-        m and d, of the shape of `x` without the axes, its kind and device: float64 if `x` is, else float32. Nothing and
+        m and d, of the shape of `x` without the axes unless `keepdims`, its kind and device: float64 if `x` is, else float32. Nothing and
         nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
 
     Raises:
@@ -267,20 +270,23 @@ def max_sum(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | De
         >>> m, d
         (array([1., 2.]), array([2., 1.]))
     """
-    m, d = _reduced(_max_sum, x, axis, device, planes=True)
+    m, d = _reduced(_max_sum, x, axis, keepdims, device, planes=True)
     return m, d
 
 
-def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> Any:
-    """Returns ln Σ exp x along `axis`, which overflows for no finite result.
+def logsumexp(
+    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: str | Device | None = None
+) -> Any:
+    """Returns ln Σ exp x along `axis`, the last by default, where SciPy's reduces all; no finite result overflows.
 
     Args:
         x: Logits: whatever `maxsoftmax.softmax` takes.
         axis: The axis or axes that are reduced; None for all of them together.
+        keepdims: Whether the axes stay, of length 1.
         device: Where to compute; where `x` is if None.
 
     Returns:
-        The logarithms, of the shape of `x` without the axes, its dtype, kind and device: -inf for nothing but -inf, NaN
+        The logarithms, of the shape of `x` without the axes unless `keepdims`, its dtype, kind and device: -inf for nothing but -inf, NaN
         beside NaN, and else inf beside +inf.
 
     Raises:
@@ -292,7 +298,7 @@ def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | 
         >>> maxsoftmax.logsumexp([[1000.0], [-1000.0]])
         array([ 1000., -1000.])
     """
-    return _reduced(_logsumexp, x, axis, device, planes=False)
+    return _reduced(_logsumexp, x, axis, keepdims, device, planes=False)
 
 
 def _along(
@@ -373,10 +379,13 @@ PAIRS, LOGARITHMS, PLANES = 0, 1, 2
 """What the library of statistics is asked for."""
 
 
-def _reduced(known: Known, x: Any, axis: Any, device: Any, planes: bool) -> Any:
+def _reduced(known: Known, x: Any, axis: Any, keepdims: Any, device: Any, planes: bool) -> Any:
     """Returns what is made of each row of an array: one array, or with `planes` m and d."""
     key = None
-    turned = axis if axis is None or type(axis) is int else spelled(axis)
+    turned: Any = axis if axis is None or type(axis) is int else spelled(axis)
+    if keepdims is not False:
+        keepdims = check_flag("keepdims", keepdims)
+        turned = (turned, keepdims)
     if type(x) is not np.ndarray:
         key = of_buffers((x,), device, (turned,))
     elif device is None or is_home(device):
@@ -387,13 +396,17 @@ def _reduced(known: Known, x: Any, axis: Any, device: Any, planes: bool) -> Any:
         return found
     call = Call(x, "x", device)
     axes = normalize_axes(axis, len(call.x.shape))
-    kept = tuple(size for i, size in enumerate(call.x.shape) if i not in axes)
+    left = tuple(size for i, size in enumerate(call.x.shape) if i not in axes)
+    kept = tuple(1 if i in axes else size for i, size in enumerate(call.x.shape)) if keepdims else left
     if call.x.size == 0:
         rows = Rows(product(kept), product([call.x.shape[i] for i in axes]), 1)
-        laid, order = call.x, tuple(range(len(kept)))
+        laid, order = call.x, tuple(range(len(left)))
     else:
         laid, layout = call.walked(call.x, axes)
         rows, order = layout.rows, without(layout.order, axes)
+    if keepdims:
+        places = [i for i in range(len(kept)) if i not in axes]
+        order = (*(places[i] for i in order), *axes)
     dtype, shape = laid.dtype, kept
     if planes:
         dtype, shape, order = accumulator(dtype), (2, *kept), (0, *(1 + i for i in order))
