@@ -257,8 +257,8 @@ def max_sum(
         device: Where to compute; where `x` is if None.
 
     Returns:
-        m and d, of the shape of `x` without the axes unless `keepdims`, its kind and device: float64 if `x` is, else float32. Nothing and
-        nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
+        m and d, of the shape of `x` without the axes unless `keepdims`, its kind and device: float64 if `x` is, else
+        float32. Nothing and nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
@@ -286,8 +286,8 @@ def logsumexp(
         device: Where to compute; where `x` is if None.
 
     Returns:
-        The logarithms, of the shape of `x` without the axes unless `keepdims`, its dtype, kind and device: -inf for nothing but -inf, NaN
-        beside NaN, and else inf beside +inf.
+        The logarithms, of the shape of `x` without the axes unless `keepdims`, its dtype, kind and device: -inf for
+        nothing but -inf, NaN beside NaN, and else inf beside +inf.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
@@ -379,7 +379,7 @@ PAIRS, LOGARITHMS, PLANES = 0, 1, 2
 """What the library of statistics is asked for."""
 
 
-def _reduced(known: Known, x: Any, axis: Any, keepdims: Any, device: Any, planes: bool) -> Any:
+def _reduced(known: Known, x: Any, axis: Any, keepdims: Any, device: Any, *, planes: bool) -> Any:
     """Returns what is made of each row of an array: one array, or with `planes` m and d."""
     key = None
     turned: Any = axis if axis is None or type(axis) is int else spelled(axis)
@@ -396,17 +396,15 @@ def _reduced(known: Known, x: Any, axis: Any, keepdims: Any, device: Any, planes
         return found
     call = Call(x, "x", device)
     axes = normalize_axes(axis, len(call.x.shape))
-    left = tuple(size for i, size in enumerate(call.x.shape) if i not in axes)
-    kept = tuple(1 if i in axes else size for i, size in enumerate(call.x.shape)) if keepdims else left
+    left = [i for i in range(len(call.x.shape)) if i not in axes]
+    kept = tuple(1 if i in axes else size for i, size in enumerate(call.x.shape) if keepdims or i not in axes)
     if call.x.size == 0:
         rows = Rows(product(kept), product([call.x.shape[i] for i in axes]), 1)
         laid, order = call.x, tuple(range(len(left)))
     else:
         laid, layout = call.walked(call.x, axes)
         rows, order = layout.rows, without(layout.order, axes)
-    if keepdims:
-        places = [i for i in range(len(kept)) if i not in axes]
-        order = (*(places[i] for i in order), *axes)
+    order = (*(left[i] for i in order), *axes) if keepdims else order
     dtype, shape = laid.dtype, kept
     if planes:
         dtype, shape, order = accumulator(dtype), (2, *kept), (0, *(1 + i for i in order))
