@@ -63,12 +63,15 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
     wanted = location()
     root = _root(wanted)
     try:
-        return _entry(root, key, name, build, others)
+        try:
+            return _entry(root, key, name, build, others)
+        except _Full as full:
+            if root != wanted:
+                raise
+            reason = full.reason
+        return _entry(_temporary(wanted, reason), key, name, build, others)
     except _Full as full:
-        if root != wanted:
-            raise full.error from None
-        reason = full.reason
-    return _entry(_temporary(wanted, reason), key, name, build, others)
+        raise full.error from None
 
 
 class _Full(Exception):
