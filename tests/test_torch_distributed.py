@@ -6,6 +6,10 @@ All processes of a size are started once, compute all cases, and leave what they
 import contextlib
 import doctest
 import math
+import os
+import re
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import contract
@@ -501,3 +505,21 @@ def test_the_example_of_the_module():
     parsed = doctest.DocTestParser().get_doctest(sharded_functions.__doc__, {}, "distributed", None, 0)
     assert parsed.examples
     assert doctest.DocTestRunner().run(parsed).failed == 0
+
+
+def test_a_head_that_is_split_has_the_losses_of_one_that_is_not(root):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = str(root / "examples" / "tensor_parallel.py")
+    found = subprocess.run(
+        [*command, program],
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert found.returncode == 0, found.stderr
+    first, second = found.stdout.splitlines()
+    before, after = (float(each) for each in re.findall(r"\d+\.\d+", first))
+    assert first.startswith("2 ranks")
+    assert after < before - 0.5
+    assert float(second.split()[-1]) < 5e-6
