@@ -389,7 +389,7 @@ def test_a_bad_loss_is_refused_in_a_sentence(wrong, error, words):
     [
         ((logits((3, 5)), logits((3, 4))), ValueError, r"dy has shape \(3, 4\), but that of y is \(3, 5\)"),
         ((logits((3, 5)), logits((3, 5), np.float64)), TypeError, "dy has dtype float64, but that of y is float32"),
-        ((logits((3, 5)), logits((3, 5)), 2), ValueError, "axis 2 is out of bounds for x of rank 2"),
+        ((logits((3, 5)), logits((3, 5)), 2), ValueError, "axis 2 is out of bounds for y of rank 2"),
         (("abc", logits((3, 5))), TypeError, "y has dtype <U3"),
     ],
 )
