@@ -125,8 +125,10 @@ def cross_entropy(
     ctx: DeviceContext,
 ) abi("Mojo"):
     try:
-        Cpu.losses(dx, pairs, x, Targets(targets), rows, options, ctx)
         comptime for contiguous in [True, False]:
+            Cpu.losses[contiguous=contiguous, smoothed=True](
+                dx, pairs, x, Targets(targets), rows, options, ctx
+            )
             Cpu.gradients[contiguous=contiguous](
                 dx, x, pairs, Targets(targets), Optional(x), rows, options, ctx
             )

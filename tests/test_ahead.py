@@ -13,7 +13,7 @@ from contract import check
 from maxsoftmax import _native
 from maxsoftmax._commands import ahead, cli
 from maxsoftmax._native import build, load, machine, precompiled
-from maxsoftmax._native.description import Library, Target
+from maxsoftmax._native.description import BUNDLE, Library, Target
 
 LIBRARY = Library("softmax", "float32", Target("cpu"), "naive")
 NAME = "softmax-float32-cpu-naive"
@@ -182,9 +182,31 @@ def test_the_best_that_a_cpu_can_run_is_taken(folder, elsewhere):
 def test_a_folder_of_no_use_is_a_warning(folder, monkeypatch, make, reason):
     make(folder / "other")
     monkeypatch.setenv(precompiled.VARIABLE, str(folder / "other"))
-    with pytest.warns(RuntimeWarning, match=f"MAXSOFTMAX_PRECOMPILED names .*other, which is of no use: {reason}"):
-        assert precompiled.find(LIBRARY) is None
+    check_useless(reason)
+
+
+def check_useless(reason):
+    """Asserts that a library is looked for in vain, with a warning, once."""
     assert silently() is None
+    with pytest.warns(RuntimeWarning, match=f"MAXSOFTMAX_PRECOMPILED names .*, which is of no use here: {reason}"):
+        precompiled.warn_if_useless(LIBRARY, LIBRARY._replace(name=BUNDLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precompiled.warn_if_useless(LIBRARY, LIBRARY._replace(name=BUNDLE))
+
+
+def test_a_folder_of_other_libraries_is_a_warning(folder):
+    precompiled.write(folder, LIBRARY._replace(name="statistics"))
+    check_useless(f"it does not hold {LIBRARY}")
+
+
+def test_a_library_that_is_refused_is_a_warning_once(folder, monkeypatch):
+    monkeypatch.setattr(load, "_kept", lambda key: "from the cache")
+    monkeypatch.setattr(load, "_entry", lambda loaded, wanted, bundled: loaded)
+    precompiled.write(folder, LIBRARY).write_bytes(b"damaged")
+    with pytest.warns(RuntimeWarning) as warned:
+        assert load._find(LIBRARY) == "from the cache"
+    assert ["it is damaged" in str(each.message) for each in warned] == [True]
 
 
 def test_what_cannot_be_loaded_is_left_alone_with_a_warning(folder, monkeypatch):
@@ -278,7 +300,7 @@ def compiled(tmp_path_factory):
 
 
 ALONE = """
-import numpy as np, sys
+import numpy as np, sys, warnings
 from maxsoftmax import _native
 def missing(*names): raise extension.PackageNotFoundError(names[-1])
 extension = sys.modules["maxsoftmax._graph.extension"]
@@ -287,6 +309,8 @@ x, y = np.zeros((7, 4), np.float32), np.empty((7, 4), np.float32)
 plan = _native.plan("softmax", "float32", -1, (7, 4, 1), algorithm="naive")
 assert not plan.run(plan.call, 0, y.ctypes.data, x.ctypes.data, None)
 assert (y == 0.25).all()
+# That it is not in the folder, either.
+warnings.simplefilter("ignore")
 try:
     _native.plan("softmax", "float16", -1, (7, 4, 1), algorithm="naive")
 except RuntimeError as error:

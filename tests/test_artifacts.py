@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def forget():
         function.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["ops.py", "_forms.py", "_arguments.py", "_graph/tuning.py", "_commands/network.py"])
+@pytest.mark.parametrize(
+    "name", ["ops/__init__.py", "_forms.py", "_arguments.py", "_graph/tuning.py", "_commands/network.py"]
+)
 def test_another_source_of_graphs_makes_another_model(package, name):
     before = artifacts._surroundings()
     with (package / name).open("a") as file:
@@ -167,7 +170,7 @@ def test_all_that_runs_while_a_graph_is_made_is_a_source_of_it():
         sys.setprofile(None)
     ours = {path.relative_to(folder) for path in map(Path, ran) if path.is_relative_to(folder)}
     covered = {path.relative_to(folder) for pattern in artifacts.SOURCES for path in folder.glob(pattern)}
-    assert {Path("ops.py"), Path("_forms.py"), Path("_arguments.py")} < ours
+    assert {Path("ops/__init__.py"), Path("_forms.py"), Path("_arguments.py")} < ours
     assert {path for path in ours if path.parts[0] != "_native"} <= covered
 
 
@@ -212,23 +215,35 @@ def test_a_compiler_that_fails_leaves_nothing(folder):
     assert not folder.exists() or os.listdir(folder) == []
 
 
-def compete(barrier):
+def compete(barrier, compiled):
     barrier.wait()
-    # Each compiles to something else, so that a mixture would show.
-    content = bytes([os.getpid() % 256]) * 100_000
-    model = load(Session(), compile=lambda: Compiled(content))
+
+    def compile():
+        (compiled / str(os.getpid())).touch()
+        time.sleep(0.2)
+        # Each compiles to something else, so that a mixture would show.
+        return Compiled(bytes([os.getpid() % 256]) * 100_000)
+
+    model = load(Session(), compile=compile)
     sys.exit(0 if len(set(model)) == 1 and len(model) == 100_000 else 1)
 
 
-def test_processes_that_compile_at_once_do_not_mix(folder):
+@pytest.mark.parametrize("kept", [True, False])
+def test_of_processes_that_want_the_same_model_one_compiles(folder, monkeypatch, tmp_path, kept):
+    if not kept:
+        # Then each has to, one after the other, and they do not mix.
+        monkeypatch.setattr(cache, "find", lambda *what: None)
+    compiled = tmp_path / "compiled"
+    compiled.mkdir()
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(8)
-    processes = [context.Process(target=compete, args=(barrier,)) for _ in range(8)]
+    processes = [context.Process(target=compete, args=(barrier, compiled)) for _ in range(8)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 8
+    assert len(os.listdir(compiled)) == (1 if kept else 8)
     assert len(set(entry(folder).read_bytes())) == 1
     assert all(name.startswith("model-") for name in os.listdir(folder))
 

@@ -312,6 +312,44 @@ def test_packages_are_compiled_again_once_the_cache_was_cleared(folder, monkeypa
         assert path.read_bytes() == CODE
 
 
+RACE = """
+import sys
+from pathlib import Path
+from maxsoftmax._graph import extension as function
+extension = sys.modules["maxsoftmax._graph.extension"]
+precompile = extension._precompile
+
+def counted(package, output):
+    with Path(sys.argv[1]).open("a") as file:
+        file.write("once")
+    precompile(package, output)
+
+extension._precompile = counted
+assert extension.extension().stat().st_size > 10**5
+"""
+
+
+def test_of_processes_that_want_the_package_one_compiles_it(folder, environment, tmp_path):
+    command = [sys.executable, "-W", "error", "-c", RACE, str(tmp_path / "compiled")]
+    processes = [subprocess.Popen(command, env={**environment, cache.VARIABLE: str(folder)}) for _ in range(8)]
+    assert [process.wait(timeout=120) for process in processes] == [0] * 8
+    assert (tmp_path / "compiled").read_text() == "once"
+    assert [name.partition("-")[0] for name in os.listdir(folder)] == ["mojo"]
+
+
+def test_an_entry_is_made_once_with_all_that_is_beside_it(folder):
+    def build(path):
+        write(path)
+        path.with_name("other").write_bytes(b"other")
+
+    path = cache.made_once("key", "file", build, "other")
+    assert cache.made_once("key", "file", forbidden, "other") == path
+    path.with_name("other").write_bytes(b"damaged")
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert cache.made_once("key", "file", build, "other") == path
+    assert path.with_name("other").read_bytes() == b"other"
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_build_that_fails_leaves_nothing_behind(folder, error):
     def fail(path):

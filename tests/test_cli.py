@@ -1,3 +1,5 @@
+import io
+import json
 import os
 import pty
 import re
@@ -21,7 +23,9 @@ from max.graph import DeviceRef
 from maxsoftmax import _cache as cache
 from maxsoftmax import _native
 from maxsoftmax._commands import cli, demo, npy
+from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime
+from rich.progress import Progress
 
 COMMAND = [sys.executable, "-m", "maxsoftmax"]
 
@@ -135,6 +139,98 @@ def test_run_shows_its_progress_on_a_terminal_and_wipes_it(x, plain, tmp_path):
     assert b"\x1b[?25h" in shown
     assert shown.rstrip().endswith(b"\x1b[2K")
     check(np.load("y.npy"), x)
+
+
+def piped(x, *arguments, environment, output=subprocess.PIPE):
+    """Runs the command with an array, or bytes, as standard input."""
+    given = x
+    if isinstance(x, np.ndarray):
+        file = io.BytesIO()
+        np.save(file, x)
+        given = file.getvalue()
+    return subprocess.run(
+        [*COMMAND, "run", *arguments], input=given, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=300,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "-"]])
+def test_run_reads_and_writes_pipes(x, plain, output):
+    result = piped(x, "-", *output, "--axis", "1", environment=plain)
+    assert result.stderr == "standard output: softmax of 6×5×4 float32, as float32\n".encode()
+    y = np.load(io.BytesIO(result.stdout))
+    np.testing.assert_array_equal(y, maxsoftmax.softmax(x, axis=1))
+    assert os.listdir() == ["x.npy"]
+
+
+def test_run_reads_a_pipe_or_writes_one(x, plain):
+    result = piped(x, "-", "-o", "y.npy", environment=plain)
+    assert (result.stdout, result.stderr) == ("y.npy: softmax of 6×5×4 float32, as float32\n".encode(), b"")
+    result = piped(b"", "x.npy", "-o", "-", environment=plain)
+    np.testing.assert_array_equal(np.load(io.BytesIO(result.stdout)), np.load("y.npy"))
+    np.testing.assert_array_equal(np.load("y.npy"), maxsoftmax.softmax(x))
+
+
+def test_a_pipe_that_brings_no_array_is_named(x, plain):
+    result = piped(b"1 2 3\n", "-", environment=plain)
+    assert result.returncode == 1
+    assert result.stderr == b"maxsoftmax: standard input is not a .npy file, as numpy.save writes them\n"
+    assert result.stdout == b""
+
+
+def test_an_array_is_not_written_to_a_terminal(x, plain):
+    terminal, theirs = pty.openpty()
+    result = piped(b"", "x.npy", "-o", "-", environment=plain, output=theirs)
+    os.close(theirs)
+    os.close(terminal)
+    assert result.returncode == 1
+    assert b"standard output is a terminal: send it to a file or a pipe" in result.stderr
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Returns the lines that a function leaves on a terminal of so many columns, given its console."""
+    for name, value in {"TERM": "xterm", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    def shown(width, show):
+        console = Console(stderr=True, width=width)
+        console.file = io.StringIO()
+        show(console)
+        drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+        return [line for line in re.split(r"[\r\n]", drawn) if line.strip()]
+
+    return shown
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_what_is_compiled_is_shown_with_the_time_on_one_line(on_terminal, width):
+    def show(console):
+        with console.working("compiling softmax of float32 for the CPU: seconds the first time"):
+            time.sleep(1.2)
+
+    lines = on_terminal(width, show)
+    assert max(map(len, lines)) <= width
+    assert all("compiling" in line and re.search(r"0:00:0\d *$", line) for line in lines)
+    assert any("0:00:01" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_the_bar_of_a_file_fits_the_terminal(x, monkeypatch, capsys, on_terminal, width):
+    def show(console):
+        monkeypatch.setattr(cli, "log", console)
+        assert cli.main(["run", "x.npy"]) == 0
+
+    lines = on_terminal(width, show)
+    assert max(map(len, lines)) <= width
+    assert all("━" in line for line in lines)
+    assert any("480/480 bytes" in line for line in lines) == (width == 80)
+
+
+def test_without_a_terminal_nothing_is_drawn(capsys):
+    with Console(stderr=True).working("compiling"):
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("arguments", [["-o", "y.npy"], ["--output=y.npy"]])
@@ -303,6 +399,7 @@ def test_version(capsys):
         (["run", "--help"], ["INPUT.npy", "--output", "--axis", "--device", "--algorithm"]),
         (["demo", "--help"], ["usage: maxsoftmax demo"]),
         (["info", "--help"], ["usage: maxsoftmax info"]),
+        (["completion", "--help"], ["usage: maxsoftmax completion"]),
     ],
 )
 def test_help(capsys, arguments, expected):
@@ -310,6 +407,52 @@ def test_help(capsys, arguments, expected):
         cli.main(arguments)
     printed = capsys.readouterr().out
     assert [word for word in expected if word not in printed] == []
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "bench", "tune", "train", "compile", "cache", "info", "completion"])
+def test_the_help_of_a_command_is_a_sentence_and_the_variables(capsys, command):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main([command, "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\w\. (positional arguments|options):", printed)
+    assert [name for name in cli.VARIABLES if f"{name}, " not in printed.partition("Environment variables: ")[2]] == []
+
+
+@pytest.mark.parametrize("shell", cli.SHELLS)
+def test_a_shell_completes_it(capsys, shell):
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert [word for word in ("demo", "train", "--algorithm") if word not in script] == []
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, encoding="utf-8", check=True)
+
+
+def test_without_shtab_completion_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert fails(capsys, "completion", "bash") == "maxsoftmax: completion needs shtab: pip install shtab\n"
+
+
+def test_figures_are_json_where_that_is_asked_for(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    cache.entry("model-1", "file", lambda path: path.write_bytes(b"x" * 1936))
+    expected = {"folder": str(tmp_path / "cache"), "entries": {"model-1": 2000}}
+    assert cli.main(["cache", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == expected
+    assert cli.main(["cache", "--clear", "--json", str(tmp_path / "figures.json")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/cache: took away 2.0 kB in 1 entry\n"
+    assert json.loads((tmp_path / "figures.json").read_text()) == {**expected, "freed": 2000}
+    assert cli.main(["info", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["variables"][cache.VARIABLE] == str(tmp_path / "cache")
+    assert list(told["devices"]) == [runtime.name(device) for device in runtime.devices()]
+
+
+def test_the_figures_of_the_demo_are_json(capsys, monkeypatch):
+    result = demo.Result("small", "cpu", 1.5, 0.25, 1e-8, 1.0)
+    monkeypatch.setattr(demo, "measure", lambda *what: result)
+    assert cli.main(["demo", "--json", "-"]) == 0
+    assert result._asdict() in json.loads(capsys.readouterr().out)["results"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +490,7 @@ def test_progress_reaches_the_whole(x, monkeypatch, capsys):
     monkeypatch.setattr(npy, "SLAB", 80)
     monkeypatch.setattr(npy, "softmax", lambda x, **options: x)
     done = []
-    monkeypatch.setattr(cli.Progress, "advance", lambda self, task, amount: done.append(amount))
+    monkeypatch.setattr(Progress, "advance", lambda self, task, amount: done.append(amount))
     assert cli.main(["run", "x.npy"]) == 0
     assert len(done) > 1
     assert sum(done) == x.nbytes

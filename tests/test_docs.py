@@ -2,7 +2,9 @@ import re
 import runpy
 from pathlib import Path
 
+import maxsoftmax
 import pytest
+from maxsoftmax._commands import cli
 from maxsoftmax.bench import published
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +24,7 @@ def test_tables_are_what_was_measured(document, kind, what, table):
 
 def test_every_document_with_figures_has_tables():
     found = {document.name for document, *_ in (param.values for param in TABLES)}
-    assert found == {"README.md", "dropin.md", "kernels.md", "published.md"}
+    assert found == {"README.md", "dropin.md", "kernels.md", "performance.md", "published.md"}
 
 
 def test_documents_are_rewritten_with_their_tables():
@@ -59,7 +61,31 @@ def figures():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
 def test_what_is_linked_is_there(document):
     text = document.read_text()
-    links = re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'(?:src|srcset)="([^":]+)"', text)
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text) + re.findall(r'(?:src|srcset)="([^":]+)"', text)
     assert links
     for link in links:
         assert (document.parent / link).exists(), link
+
+
+def test_every_page_is_in_the_site_s_menu():
+    menu = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"[\w-]+\.md", menu)) == pages | {"index.md", "tour.md"}
+
+
+def test_every_function_is_in_the_reference():
+    (listed,) = re.findall(r"members: \[(.*?)\]", (ROOT / "docs" / "api.md").read_text(), re.S)
+    modules = {"ops"}
+    assert set(re.findall(r"\w+", listed)) == {name for name in maxsoftmax.__all__ if name not in modules}
+
+
+def test_every_environment_variable_is_in_its_table():
+    code = "".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "environment.md").read_text(), re.M)
+    assert set(re.findall(r"MAXSOFTMAX_[A-Z_]+", code)) == {name for name in rows if name.startswith("MAXSOFTMAX_")}
+
+
+def test_every_command_is_on_its_page():
+    (choices,) = (action.choices for action in cli._parser()._actions if action.choices)
+    text = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in choices if not re.search(rf"^\| .*`{name}`.* \|", text, re.M)] == []

@@ -56,6 +56,19 @@ def test_no_token_sees_what_comes_after_it(transformer, device, extensions):
     assert same.tolist() == [True] * 12 + [False] * 8
 
 
+@pytest.mark.slow
+def test_a_language_model_learns_as_in_torch(root, device):
+    pytest.importorskip("torch")
+    specification = importlib.util.spec_from_file_location("language_model", root / "examples" / "language_model.py")
+    example = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(example)
+    sizes = {"vocabulary": 50, "width": 8, "rows": 40, "steps": 12, "chunk": 16, "rate": 0.5}
+    options = example.parse([f"--{name}={value}" for name, value in sizes.items()])
+    losses = example.train(options, runtime.device(device))
+    assert losses[-1] < losses[0] - 0.1
+    np.testing.assert_allclose(losses, example.train_in_torch(options), rtol=1e-4 if device == "cpu" else 1e-2)
+
+
 def test_a_mojo_program(root, tmp_path):
     program = tmp_path / "softmax"
     run_mojo("build", "-I", str(source().parent), str(root / "examples" / "softmax.mojo"), "-o", str(program))

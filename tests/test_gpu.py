@@ -66,8 +66,8 @@ def computed(what, x, dy, target):
     import maxsoftmax.torch as ours
     import torch
 
-    if what == "cross_entropy":
-        return ours.cross_entropy(x, target, reduction="none")
+    if what in {"cross_entropy", "smoothed"}:
+        return ours.cross_entropy(x, target, reduction="none", label_smoothing=0.1 if what == "smoothed" else 0.0)
     if what == "gradient":
         return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
     return getattr(ours, what)(x, -1)
@@ -77,7 +77,7 @@ def computed(what, x, dy, target):
 @pytest.mark.parametrize(
     ("what", "n"),
     [
-        *[("cross_entropy", n) for n in (24_577, 50_257, 131_072, 151_937)],
+        *[(what, n) for what in ("cross_entropy", "smoothed") for n in (24_577, 50_257, 131_072, 151_937)],
         *[(what, n) for what in ("softmax", "log_softmax", "gradient") for n in (2**20, 2**20 + 3)],
     ],
 )
@@ -100,7 +100,7 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy", "smoothed"])
 @pytest.mark.parametrize("n", [33, 64, 129, 777, 1000, 1023, 4097, 10_001, 50_257, 50_264, 128_257])
 def test_rows_on_the_chip_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
     torch = pytest.importorskip("torch")
@@ -118,6 +118,41 @@ def test_rows_on_the_chip_have_the_same_bits_in_every_batch_and_at_every_address
         assert torch.equal(alone, y[part]), row
     for shift in range(1, 16 // x.element_size()):
         assert torch.equal(computed(what, at(x, shift), at(dy, shift), target), y), shift
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 65, 1000, 1023, 1024, 1025, 2047, 5001, 50_257, 128_256, 2**21 + 5])
+def test_smoothed_losses_are_those_of_float64_of_masked_rows_too(n, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(8, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    x[1] += 500
+    x[2, : n // 2] = -10_000
+    x[3, n // 2 :] = -1e30
+    x[4, n // 3] = -torch.inf
+    x[5] = -torch.inf
+    x[6, n - 1] = torch.nan
+    x[7, : n // 2 + 1] = -torch.inf
+    target = torch.full((8,), n - 1, device="cuda")
+    for share in (0.1, 1.0):
+        # Rows begin at every place between two multiples of 16 bytes.
+        for shift in (0, 1, 3):
+            rows = at(x, shift).requires_grad_()
+            found = ours.cross_entropy(rows, target, reduction="none", label_smoothing=share)
+            wide = x.double().requires_grad_()
+            logs = torch.log_softmax(wide, 1)
+            spread = share * logs.mean(1)
+            expected = -((1 - share) * logs[:, n - 1] + spread if share < 1 else spread)
+            tolerance = {"rtol": 3e-6 if dtype == "float32" else 2**-8, "atol": 2e-6 if n > 1 else 1e-9}
+            others = torch.arange(8, device="cuda") != 5
+            torch.testing.assert_close(found.double()[others], expected[others], equal_nan=True, **tolerance)
+            assert not found[5].isfinite()
+            found[:3].sum().backward()
+            expected[:3].sum().backward()
+            near = {"rtol": 1e-5 if dtype == "float32" else 2**-7, "atol": 1e-9 if dtype == "float32" else 1e-7}
+            torch.testing.assert_close(rows.grad[:3].double(), wide.grad[:3], **near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

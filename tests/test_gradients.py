@@ -431,11 +431,13 @@ def test_gradients_in_a_graph(device):
             ops.softmax_backward(y, dscores),
             ops.log_softmax_backward(log_y, dscores),
             ops.logsumexp(scores, axis=0),
+            ops.logsumexp(scores, axis=0, keepdims=True),
+            *ops.max_sum(scores, keepdims=np.True_),
         )
     model = InferenceSession(devices=[runtime.device(device)]).load(graph)
     x, target = logits((20, 5)), np.arange(20) % 5
     inputs = [Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, target)]
-    loss, double, dx, dlog_x, sums = (result.to_numpy() for result in model.execute(*inputs))
+    loss, double, dx, dlog_x, sums, kept, m, d = (result.to_numpy() for result in model.execute(*inputs))
     scores = wide(x) * 2
     expected, gradient = losses(scores, target, -100, 0)
     gradient /= 20
@@ -444,6 +446,9 @@ def test_gradients_in_a_graph(device):
     close(dx, backward(scipy.special.softmax(scores, axis=1), gradient, 1, False))
     close(dlog_x, backward(scipy.special.log_softmax(scores, axis=1), gradient, 1, True))
     close(sums, scipy.special.logsumexp(scores, axis=0), scale=4)
+    np.testing.assert_array_equal(kept, sums[None, :])
+    np.testing.assert_array_equal(m, scores.max(1, keepdims=True))
+    close(d, np.exp(scores - m).sum(1, keepdims=True), scale=4)
 
 
 def test_a_graph_refuses_what_does_not_fit():
@@ -455,6 +460,9 @@ def test_a_graph_refuses_what_does_not_fit():
             maxsoftmax.ops.cross_entropy(x, target)
         with pytest.raises(TypeError, match="target has dtype float32, but classes are int32 or int64"):
             maxsoftmax.ops.cross_entropy(x, x)
+        for reduced in (maxsoftmax.ops.logsumexp, maxsoftmax.ops.max_sum):
+            with pytest.raises(TypeError, match="keepdims must be True or False, not 1"):
+                reduced(x, keepdims=1)
         with pytest.raises(ValueError, match=r"dy has shape \(b, a\), but here it needs \(a, b\)"):
             maxsoftmax.ops.softmax_backward(x, x.transpose(0, 1))
 

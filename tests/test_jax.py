@@ -150,10 +150,39 @@ def test_gradients_of_losses_are_those_of_differences(device):
     check_grads(loss, (x, jnp.array([1.0, 2.0, 3.0])), order=2, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
-def test_derivatives_that_are_computed_forward_are_refused(device):
-    x = jnp.ones((2, 3))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(ours.softmax, (x,), (x,))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_that_are_computed_forward(device, name):
+    x = jnp.asarray(np.random.default_rng(3).permutation(12).reshape(3, 4).astype(np.float32)) / 3
+    function = getattr(ours, name)
+    check_grads(lambda x: function(x, axis=-1), (x,), order=2, modes=["fwd"], atol=2e-2, rtol=2e-2, eps=1e-2)
+    # One is the transpose of the other.
+    forward, backward = (way(lambda x: function(x, axis=0))(x) for way in (jax.jacfwd, jax.jacrev))
+    np.testing.assert_allclose(forward, backward, atol=1e-6)
+    if name == "sparsemax":
+        return
+    theirs = getattr(jax.nn, name)
+    found, expected = (jax.hessian(lambda x, f=f: (f(x, axis=-1) ** 2).sum())(x) for f in (function, theirs))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_changes_of_losses(device, dtype):
+    x, t = jnp.asarray(logits((5, 9), dtype)), jnp.asarray(logits((5, 9), dtype, 1.0, seed=1))
+    target, choices = jnp.array([4, 0, 2, 8, 1]), {"ignore_index": 0, "label_smoothing": 0.2}
+    loss, change = jax.jvp(lambda x: ours.cross_entropy(x, target, **choices), (x,), (t,))
+    same(loss, ours.cross_entropy(x, target, **choices))
+    wanted = 0.8 * np.eye(9)[target] + 0.2 / 9
+    p = scipy.special.softmax(np.asarray(x, np.float64), -1)
+    expected = ((p - wanted) * np.asarray(t, np.float64)).sum(-1) * (np.asarray(target) != 0)
+    tolerance = {"float32": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[x.dtype.name]
+    np.testing.assert_allclose(np.asarray(change, np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_gradient_of_a_loss_is_one_call_each_way(device):
+    x, target = jnp.zeros((3, 5)), jnp.zeros(3, int)
+    told = jax.jit(jax.grad(lambda x: ours.cross_entropy(x, target).mean())).lower(x).as_text()
+    assert told.count("custom_call @maxsoftmax_") == 2
+    assert "exponential" not in told
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, np.int32])
@@ -184,6 +213,65 @@ def test_cross_entropy_and_its_gradient_have_the_bits_of_arrays(device, shape, d
     assert loss[1] == 0
     dx = maxsoftmax.cross_entropy_backward(x, target, pairs, dloss, reduction="none", **choices)
     same(pull(jnp.asarray(dloss))[0], dx)
+
+
+def tokens_of(shape, axis, each, seed=1):
+    """Returns one token for each row, or `each` along the axis."""
+    of = [each] if each else []
+    return np.random.default_rng(seed).integers(0, shape[axis], (*shape[:axis], *of, *shape[axis + 1 :]), np.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "each"), [((5,), 0, None), ((7, 33), 1, 3), ((3, 40, 5), 1, 2), ((2, 50257), 1, 1)]
+)
+def test_tokens_have_the_bits_of_arrays(device, shape, axis, each, entropy, dtype):  # noqa: PLR0917
+    x, tokens = logits(shape, dtype), tokens_of(shape, axis, each)
+    choices = {"axis": axis, "temperature": 0.7, "entropy": entropy}
+    found = jax.jit(lambda x, t: ours.token_log_probs(x, t, **choices))(x, tokens)
+    expected = maxsoftmax.token_log_probs(x, tokens, device=device, **choices)
+    for one, other in zip(found, expected, strict=True) if entropy else [(found, expected)]:
+        same(one, other)
+
+
+@pytest.mark.parametrize("each", [None, 3])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_derivatives_of_tokens(device, each, entropy):
+    x, tokens = jnp.asarray(logits((4, 3, 6), scale=1.0)), jnp.asarray(tokens_of((4, 3, 6), 1, each))
+
+    def found(x):
+        return ours.token_log_probs(x, tokens, 1, temperature=0.7, entropy=entropy)
+
+    def expected(x):
+        z = jax.nn.log_softmax(x / 0.7, 1)
+        p = jnp.take_along_axis(z, tokens if each else tokens[:, None], 1)
+        p = p if each else p.squeeze(1)
+        return (p, -(jnp.exp(z) * z).sum(1)) if entropy else p
+
+    def loss(f):
+        return lambda x: sum((part**2).sum() for part in jax.tree.leaves(f(x)))
+
+    for way in (jax.grad, jax.hessian, lambda f: jax.jit(jax.jacfwd(f)), lambda f: jax.jacrev(jax.jacrev(f))):
+        np.testing.assert_allclose(way(loss(found))(x), way(loss(expected))(x), rtol=1e-4, atol=2e-5)
+    for one, other in zip(*(jax.tree.leaves(jax.jvp(f, (x,), (x,))) for f in (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    # A batch of logits or of tokens is rows.
+    many = jax.vmap(lambda t: ours.token_log_probs(x, t, 1))(jnp.stack([tokens, tokens]))
+    np.testing.assert_allclose(many[1], ours.token_log_probs(x, tokens, 1), rtol=1e-6)
+    one_by_one = jax.vmap(lambda x, t: ours.token_log_probs(x, t, 0))(x, tokens)
+    np.testing.assert_allclose(one_by_one, ours.token_log_probs(x, tokens, 1), rtol=1e-6)
+
+
+def test_tokens_of_nothing_and_what_is_no_token(device):
+    x = jnp.asarray(logits((3, 5)))
+    found = ours.token_log_probs(x, np.array([[0, -1], [5, 4], [2, 1]]))
+    np.testing.assert_array_equal(np.isnan(found), [[False, True], [True, False], [False, False]])
+    for result in ours.token_log_probs(jnp.ones((2, 0)), np.zeros(2, int), entropy=True):
+        assert np.isnan(result).tolist() == [True, True]
+    assert ours.token_log_probs(x, np.zeros((3, 0), int)).shape == (3, 0)
+    assert ours.token_log_probs(jnp.ones((0, 4)), np.zeros(0, int)).shape == (0,)
+    same(ours.token_log_probs(x, np.array([0, 1, 2], np.uint8)), ours.token_log_probs(x, np.array([0, 1, 2])))
 
 
 def test_labels_of_other_integers(device):
@@ -337,6 +425,39 @@ def test_scalars_and_integers(device):
     ("call", "error", "sentence"),
     [
         (lambda x: ours.softmax(x, 2), ValueError, "axis 2 is out of bounds for x of rank 2: it must be from -2 to 1"),
+        (
+            lambda x: ours.logsumexp(x, 2),
+            ValueError,
+            "axis 2 is out of bounds for a of rank 2: it must be from -2 to 1",
+        ),
+        (lambda x: ours.logsumexp(x, (0, 0)), ValueError, "axis (0, 0) names an axis of a twice"),
+        (
+            lambda x: ours.cross_entropy(x, np.zeros(2, int), 2),
+            ValueError,
+            "axis 2 is out of bounds for logits of rank 2: it must be from -2 to 1",
+        ),
+        (
+            lambda x: ours.token_log_probs(x, np.zeros(3, int)),
+            ValueError,
+            "tokens has shape (3,), but x of (2, 3) needs (2,), or (2, k) for k a row",
+        ),
+        (
+            lambda x: ours.token_log_probs(x, np.zeros(2)),
+            TypeError,
+            "tokens have dtype float32, but they are integers",
+        ),
+        (lambda x: ours.token_log_probs(1.0, 0), ValueError, "x has rank 0, but logits need an axis of tokens"),
+        (
+            lambda x: ours.token_log_probs(x, np.zeros(2, int), temperature=0),
+            ValueError,
+            "temperature must be a positive, finite number, not 0",
+        ),
+        (
+            lambda x: ours.token_log_probs(x, np.zeros(2, int), entropy=1),
+            TypeError,
+            "entropy must be True or False, not 1",
+        ),
+        (lambda x: ours.softmax(x, axis_name="tokens"), NameError, "Found an unbound axis name: tokens"),
         (lambda x: ours.softmax(x, 0.5), TypeError, "axis must be an integer, a tuple of integers or None, not 0.5"),
         (lambda x: ours.softmax(x, (0, 0)), ValueError, "axis (0, 0) names an axis of x twice"),
         (lambda x: ours.softmax(x * 1j), TypeError, "x has dtype complex64, but the kernels take float32, bfloat16, "),
@@ -406,7 +527,7 @@ def test_several_threads_call_at_a_time(device):
 
 
 def test_ops_are_the_libraries_that_have_a_handler(device):
-    assert set(primitives.KINDS) == set(description.XLA)
+    assert {op.library for op in primitives.OPS.values()} == set(description.XLA)
     assert load.functions("softmax", "float32", -1, "auto", primitives.CHOICES).xla
 
 
@@ -457,6 +578,175 @@ def test_sharded_arrays_under_shard_map(environment, device):
         print("done")
     """
     assert "done" in _run(program, environment, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+DIVIDED = """
+    import re
+    import jax, maxsoftmax.jax as ours, ml_dtypes, numpy as np, scipy.special
+    from jax import lax, numpy as jnp
+    from jax.sharding import AxisType, PartitionSpec as P
+
+    mesh = jax.make_mesh((4,), ("v",), axis_types=(AxisType.Auto,))
+    square = jax.make_mesh((2, 2), ("rows", "v"), axis_types=(AxisType.Auto,) * 2)
+    V = P(None, "v")
+    rng = np.random.default_rng(0)
+
+    def sharded(f, specs, out, mesh=mesh, **choices):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=out, **choices))
+
+    def normal(*shape):
+        return jnp.asarray(rng.standard_normal(shape, dtype=np.float32) * 3)
+
+    def collectives(f, *arrays):
+        told = f.lower(*arrays).compile().as_text()
+        names = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")
+        return {name: n for name in names if (n := len(re.findall(rf" {name}(?:-start)?\\(", told)))}
+
+    x, labels = normal(6, 40), jnp.asarray(rng.integers(0, 40, 6)).at[1].set(-100)
+"""
+"""What programs on four devices begin with."""
+
+
+def _run_on_four(program, environment):
+    whole = textwrap.dedent(DIVIDED) + textwrap.dedent(program) + "print('done')"
+    assert "done" in _run(whole, environment, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+@pytest.fixture
+def four(environment, device):
+    """Runs a program on four devices."""
+    if device == "gpu":
+        pytest.skip("one GPU has no mesh of four")
+    return lambda program: _run_on_four(program, environment)
+
+
+def test_divided_rows(four):
+    four("""
+        functions = {
+            "softmax": (V, scipy.special.softmax), "log_softmax": (V, scipy.special.log_softmax),
+            "logsumexp": (P(), scipy.special.logsumexp),
+        }
+        for name, (out, reference) in functions.items():
+            f = sharded(lambda x: getattr(ours, name)(x, axis=1, axis_name="v"), (V,), out)
+            for dtype, limit in ((np.float32, 2e-6), (ml_dtypes.bfloat16, 1e-2), (np.float16, 1e-3)):
+                for array in (normal(6, 40), normal(3, 200_004), 1000 + 100 * normal(6, 40)):
+                    array = array.astype(dtype)
+                    y = f(array)
+                    assert y.dtype == dtype
+                    # Tiny probabilities are subnormal in 16 bits.
+                    expected = reference(np.asarray(array, np.float64), axis=1)
+                    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=limit, atol=limit * 1e-3)
+            assert collectives(f, x) == {"all-gather": 1}
+
+        # Other axes, several axes of the mesh, a mask, a batch.
+        f = sharded(lambda x: ours.softmax(x, axis=0, axis_name="v"), (P("v"),), P("v"))
+        np.testing.assert_allclose(f(x.T), jax.nn.softmax(x.T, 0), rtol=1e-5)
+        names = ("rows", "v")
+        f = sharded(lambda x: ours.logsumexp(x, axis=1, axis_name=names), (P(None, names),), P(), square)
+        np.testing.assert_allclose(f(x), ours.logsumexp(x, axis=1), rtol=1e-6)
+        f = sharded(lambda x, w: ours.softmax(x, where=w, axis_name="v"), (V, V), V)
+        where = jnp.arange(40) < 37
+        np.testing.assert_allclose(f(x, where[None]), jax.nn.softmax(x, where=where), rtol=1e-5)
+        deep = normal(3, 6, 40)
+        last = P(None, None, "v")
+        f = sharded(jax.vmap(lambda x: ours.log_softmax(x, axis_name="v")), (last,), last)
+        np.testing.assert_allclose(f(deep), jax.nn.log_softmax(deep), rtol=1e-5)
+        f = jax.vmap(lambda x: ours.softmax(x, axis_name="v"), in_axes=1, out_axes=1, axis_name="v")
+        np.testing.assert_allclose(f(x.reshape(6, 4, 10)).reshape(6, 40), jax.nn.softmax(x), rtol=1e-5)
+
+        # Special values, anywhere in a row; the same bits on all devices.
+        odd = np.array(normal(8, 40))
+        odd[0, 3], odd[1, 33], odd[2], odd[3, :30], odd[4, 1:] = np.nan, np.inf, -np.inf, -np.inf, -np.inf
+        odd[5], odd[5, 25] = -np.inf, np.nan
+        for name, (out, reference) in functions.items():
+            f = sharded(lambda x: getattr(ours, name)(x, axis=1, axis_name="v"), (V,), out)
+            np.testing.assert_allclose(f(odd), getattr(ours, name)(odd, axis=1), rtol=2e-6, atol=1e-37)
+        f = sharded(lambda x: ours.logsumexp(x, axis=1, axis_name="v")[None], (V,), P("v"), check_vma=False)
+        assert len({row.tobytes() for row in np.asarray(f(x))}) == 1
+        assert f(x[:0]).shape == (4, 0)
+    """)
+
+
+def test_gradients_of_divided_rows(four):
+    four("""
+        change = normal(6, 40)
+        for check in (True, False):
+            for name in ("softmax", "log_softmax", "logsumexp"):
+                out = P() if name == "logsumexp" else V
+                f = sharded(lambda x: getattr(ours, name)(x, axis=1, axis_name="v"), (V,), out, check_vma=check)
+                g = lambda x: getattr(jax.nn, name)(x, axis=1)
+                w = normal(*g(x).shape)
+                first = [jax.jit(jax.grad(lambda x, h=h: (h(x) ** 2 * w).sum())) for h in (f, g)]
+                np.testing.assert_allclose(first[0](x), first[1](x), rtol=1e-5, atol=3e-5)
+                second = [jax.grad(lambda x: (d(x) ** 2).sum())(x) for d in first]
+                np.testing.assert_allclose(*second, rtol=1e-3, atol=1e-2)
+                np.testing.assert_allclose(*(jax.jvp(h, (x,), (change,))[1] for h in (f, g)), rtol=1e-4, atol=3e-5)
+                if check:
+                    expected = {"all-gather": 1} if name == "logsumexp" else {"all-gather": 1, "all-reduce": 1}
+                    assert collectives(first[0], x) == expected
+    """)
+
+
+def test_losses_of_divided_rows(four):
+    four("""
+        def losses(share, **choices):
+            f = lambda x, t: ours.cross_entropy(x, t, axis_name="v", label_smoothing=share)
+            return sharded(f, (V, P()), P(), **choices)
+
+        for check in (True, False):
+            for share in (0.0, 0.2, 1.0):
+                f, g = losses(share, check_vma=check), lambda x, t: ours.cross_entropy(x, t, label_smoothing=share)
+                np.testing.assert_allclose(f(x, labels), g(x, labels), rtol=1e-5)
+                w = normal(6)
+                first = [jax.jit(jax.grad(lambda x, h=h: (h(x, labels) ** 2 * w).sum())) for h in (f, g)]
+                np.testing.assert_allclose(first[0](x), first[1](x), rtol=1e-5, atol=3e-5)
+                second = [jax.grad(lambda x: (d(x) ** 2).sum())(x) for d in first]
+                np.testing.assert_allclose(*second, rtol=1e-3, atol=1e-2)
+                changes = [jax.jvp(lambda x: h(x, labels), (x,), (x,))[1] for h in (f, g)]
+                np.testing.assert_allclose(*changes, rtol=1e-4, atol=1e-4)
+                # Nothing is told for gradients, where JAX knows that all devices have one loss.
+                assert collectives(first[0], x) == {"all-gather": 1} | ({} if check else {"all-reduce": 1})
+
+        # A vocabulary of a language model, in 16 bits, against float64.
+        wide = (normal(5, 50_260) + 10).astype(ml_dtypes.bfloat16)
+        target = rng.integers(0, 50_260, 5)
+        log_p = scipy.special.log_softmax(np.asarray(wide, np.float64), -1)
+        for share in (0.0, 0.1):
+            value, dx = jax.value_and_grad(lambda x: losses(share)(x, target).astype(np.float32).sum())(wide)
+            expected = -(1 - share) * log_p[np.arange(5), target] - share * log_p.mean(1)
+            np.testing.assert_allclose(np.asarray(losses(share)(wide, target), np.float64), expected, rtol=8e-3)
+            wanted = (1 - share) * (np.arange(50_260) == target[:, None]) + share / 50_260
+            np.testing.assert_allclose(np.asarray(dx, np.float64), np.exp(log_p) - wanted, rtol=1e-2, atol=1e-8)
+
+        # Labels that are no classes of the whole vocabulary, in any integers; and those that differ.
+        for bad in (40, -1):
+            t = labels.at[3].set(bad)
+            assert np.isnan(losses(0.0)(x, t)).tolist() == [False] * 3 + [True] + [False] * 2
+            dx = jax.grad(lambda x: losses(0.0)(x, t).sum())(x)
+            assert np.isnan(dx).all(1).tolist() == [i == 3 for i in range(6)]
+        small = jnp.arange(6, dtype=np.uint8) * 7
+        np.testing.assert_allclose(losses(0.0)(x, small), ours.cross_entropy(x, small), rtol=1e-5)
+        f = sharded(lambda x, t: ours.cross_entropy(x, t[0], axis_name="v"), (V, P("v")), P())
+        try:
+            f(x, jnp.zeros((4, 6), int))
+        except ValueError as error:
+            assert str(error) == "labels may differ along v, but devices with shards of a row need its label"
+        else:
+            raise AssertionError
+
+        # Rows along one axis of a mesh, the vocabulary along the other.
+        both = P("rows", "v"), P("rows")
+        f = sharded(lambda x, t: ours.cross_entropy(x, t, axis_name="v"), both, P("rows"), square)
+        np.testing.assert_allclose(f(x, labels), ours.cross_entropy(x, labels), rtol=1e-5)
+        first = [jax.grad(lambda x: h(x, labels).mean())(x) for h in (f, ours.cross_entropy)]
+        np.testing.assert_allclose(*first, atol=1e-6)
+        with jax.set_mesh(jax.make_mesh((2, 2), ("rows", "v"), axis_types=(AxisType.Explicit,) * 2)):
+            f = lambda x, t: ours.cross_entropy(x, t, axis_name="v")
+            f = jax.jit(jax.shard_map(f, in_specs=both, out_specs=both[1]))
+            mesh = jax.sharding.get_mesh()
+            given = [jax.device_put(a, jax.NamedSharding(mesh, s)) for a, s in zip((x, labels), both)]
+            np.testing.assert_allclose(f(*given), ours.cross_entropy(x, labels), rtol=1e-5)
+    """)
 
 
 def test_what_xla_keeps_for_other_processes_works_there(environment, device, tmp_path):

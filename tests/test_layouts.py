@@ -1,6 +1,5 @@
 """Arrays as they lie: every op walks memory of any order, and calls like one that came before take a shortcut."""
 
-import doctest
 import itertools
 import subprocess
 import sys
@@ -504,16 +503,6 @@ def test_all_that_is_public_is_there():
     for name in maxsoftmax.__all__:
         assert getattr(maxsoftmax, name) is not None
     assert set(_arrays.__all__) - {"Rows"} <= set(maxsoftmax.__all__)
-
-
-@pytest.mark.parametrize("name", sorted(set(_arrays.__all__) - {"Rows"}))
-def test_the_example_in_its_documentation_runs(name):
-    function = getattr(maxsoftmax, name)
-    (example,) = doctest.DocTestFinder(recurse=False).find(
-        function, name, globs={"maxsoftmax": maxsoftmax, "numpy": np}
-    )
-    assert example.examples
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 # DLPack, read from capsules.

@@ -13,6 +13,8 @@ CHOICES = [
     {"label_smoothing": 1.0, "reduction": "sum"},
     {"softcap": 5.0},
     {"softcap": 5.0, "label_smoothing": 0.2, "reduction": "none"},
+    {"z_loss": 0.05},
+    {"z_loss": 0.01, "softcap": 5.0, "label_smoothing": 0.2, "reduction": "sum"},
 ]
 
 
@@ -21,12 +23,17 @@ def place(device):
     return torch_device(device)
 
 
-def reference(hidden, weight, target, bias=None, *, softcap=None, **options):
+def reference(hidden, weight, target, bias=None, *, softcap=None, z_loss=0.0, **options):
     """Returns the loss with all logits."""
     logits = F.linear(hidden, weight, bias).flatten(0, -2)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     loss = F.cross_entropy(logits, target.flatten().long(), **options)
+    if z_loss:
+        counts = target.flatten() != options.get("ignore_index", -100)
+        terms = z_loss * logits.logsumexp(1).square() * counts
+        how = options.get("reduction", "mean")
+        loss = loss + (terms if how == "none" else terms.sum() / (counts.sum() if how == "mean" else 1))
     return loss.view(target.shape) if options.get("reduction") == "none" else loss
 
 
@@ -180,7 +187,7 @@ def test_compiled(place, reduction):
 def test_the_operator_is_as_torch_wants_it(reduction):
     hidden, weight, bias, target = sampled((6,), 30, 8, "cpu")
     wanted = [True] * 3 if reduction == "mean" else [False] * 3
-    arguments = hidden, weight, target, bias, None, -100, 0.1, reduction, None, 4, torch.float32, wanted
+    arguments = hidden, weight, target, bias, None, -100, 0.1, reduction, None, 0.01, 4, torch.float32, wanted
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.maxsoftmax.linear_cross_entropy.default, arguments, test_utils=tests)
 
@@ -225,6 +232,8 @@ H, W, T = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64
         ({"chunk": 0}, ValueError, "chunk must be a positive number of rows, not 0"),
         ({"chunk": 1.5}, TypeError, "chunk must be an integer or None, not 1.5"),
         ({"softcap": -1}, ValueError, "softcap must be a positive, finite number, not -1"),
+        ({"z_loss": -1}, ValueError, "z_loss must be 0 or a positive, finite number, not -1"),
+        ({"z_loss": "much"}, TypeError, "z_loss must be a number, not 'much'"),
         ({"reduction": "max"}, ValueError, "reduction 'max' does not exist"),
         ({"label_smoothing": 2}, ValueError, "label_smoothing 2 is not from 0 to 1"),
         ({"ignore_index": None}, TypeError, "ignore_index must be an integer"),

@@ -5,7 +5,7 @@ from contract import check
 from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType
+from max.graph import BufferType, DeviceRef, Graph, TensorType
 from max.graph import ops as max_ops
 from maxsoftmax._graph import runtime
 
@@ -106,6 +106,42 @@ def test_what_is_not_a_tensor_of_the_graph():
             TypeError, match=r"x is a value of a graph, not an array: use the function of this name in maxsoftmax\.ops"
         ):
             maxsoftmax.softmax(graph.inputs[0].tensor)
+
+
+def test_a_value_of_another_graph_is_refused():
+    types = [TensorType(DType.float32, (2, 3), DeviceRef.CPU()), BufferType(DType.float32, (2, 3), DeviceRef.CPU())]
+    targets = TensorType(DType.int64, (2,), DeviceRef.CPU())
+    with Graph("other", input_types=types) as graph:
+        x, buffer = graph.inputs[0].tensor, graph.inputs[1].buffer
+        y = max_ops.exp(x)
+    with Graph("mine", input_types=[types[0], targets]) as graph:
+        mine, target = (value.tensor for value in graph.inputs)
+
+        def refused(name):
+            return pytest.raises(ValueError, match=rf"^{name} is a value of another graph than 'mine', which is being")
+
+        for theirs in (x, y):
+            with refused("x"):
+                maxsoftmax.ops.softmax(theirs)
+            with refused("dy"):
+                maxsoftmax.ops.softmax_backward(mine, theirs)
+            for name in ("scale", "mask", "temperature"):
+                with refused(name):
+                    maxsoftmax.ops.softmax(mine, **{name: theirs})
+        with refused("x"):
+            maxsoftmax.ops.cross_entropy_backward_(buffer, target, mine)
+
+
+def test_values_of_a_graph_are_its_own_in_its_branches():
+    type = TensorType(DType.float32, (2, 3), DeviceRef.CPU())
+    with Graph("branches", input_types=[type, TensorType(DType.bool, (), DeviceRef.CPU())]) as graph:
+        x, chosen = (value.tensor for value in graph.inputs)
+
+        def branch():
+            return maxsoftmax.ops.softmax(max_ops.exp(maxsoftmax.ops.softmax(x)))
+
+        (y,) = max_ops.cond(chosen, [type], branch, lambda: x)
+        graph.output(maxsoftmax.ops.softmax(y.tensor))
 
 
 def test_outside_a_graph_it_says_so():

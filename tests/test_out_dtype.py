@@ -1,6 +1,5 @@
 """Results of another dtype than that of the logits, against float64 rounded once."""
 
-import doctest
 import itertools
 
 import maxsoftmax
@@ -310,13 +309,6 @@ def test_float8_in_a_graph_needs_a_gpu():
         pytest.raises(ValueError, match="out_dtype float8_e5m2 needs a GPU, as MAX has no float8 in graphs on a CPU"),
     ):
         maxsoftmax.ops.softmax(graph.inputs[0].tensor, out_dtype="float8_e5m2")
-
-
-def test_the_example_in_the_documentation_of_the_op_runs():
-    (example,) = doctest.DocTestFinder(recurse=False).find(
-        maxsoftmax.ops.softmax, "softmax", globs={"maxsoftmax": maxsoftmax}
-    )
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_without_ml_dtypes_numpy_has_none(monkeypatch):

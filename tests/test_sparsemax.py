@@ -1,6 +1,5 @@
 """Sparsemax and its gradient, against sorting in float64."""
 
-import doctest
 import warnings
 
 import maxsoftmax
@@ -324,14 +323,6 @@ def test_a_bad_gradient_is_refused_in_a_sentence(monkeypatch):
         maxsoftmax.sparsemax_backward(logits((3, 5)), logits((3, 4)))
     with pytest.raises(TypeError, match="dy has dtype float64, but that of y is float32"):
         maxsoftmax.sparsemax_backward(logits((3, 5)), logits((3, 5), np.float64))
-
-
-@pytest.mark.parametrize("function", [maxsoftmax.sparsemax, maxsoftmax.sparsemax_backward])
-def test_examples_run(function):
-    names = {"maxsoftmax": maxsoftmax, "numpy": np}
-    (example,) = doctest.DocTestFinder(recurse=False).find(function, globs=names)
-    assert example.examples
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_graphs_have_the_bits_of_arrays(device):

@@ -35,7 +35,7 @@ def checkout(root, tmp_path):
 
 
 def test_there_is_a_test_for_every_task(tasks):
-    assert set(tasks) == {"demo", "bench", "test", "format", "lint"}
+    assert set(tasks) == {"demo", "bench", "test", "format", "lint", "docs"}
 
 
 def test_demo(tasks, root, environment):
@@ -47,12 +47,26 @@ def test_bench(tasks, root, environment):
     assert "numpy" in run(f"{tasks['bench']} --shape 4x5 --providers numpy", root, environment)
 
 
+def test_docs(tasks, root, tmp_path, environment):
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    run(f"{tasks['docs']} --site-dir {tmp_path}", root, environment)
+    # The README, the notebook, and a page for every file; a function of every module.
+    assert {path.parent.name for path in tmp_path.glob("*/index.html")} >= {"tour", "kernels", "api"}
+    reference = (tmp_path / "api" / "index.html").read_text()
+    for name in ("softmax", "ops.softmax", "nn.Softmax", "torch.softmax", "torch.distributed.softmax", "jax.softmax"):
+        assert f'id="maxsoftmax.{name}"' in reference, name
+
+
 def test_lint(tasks, checkout, environment):
     assert "Mojo files are formatted" in run(tasks["lint"], checkout, environment)
 
 
 def test_format_undoes_disorder_and_lint_sees_it(tasks, checkout, environment):
-    files = [checkout / "op" / "maxsoftmax" / "io" / "rows.mojo", checkout / "python" / "maxsoftmax" / "ops.py"]
+    files = [
+        checkout / "op" / "maxsoftmax" / "io" / "rows.mojo",
+        checkout / "python" / "maxsoftmax" / "ops" / "__init__.py",
+    ]
     tidy = [file.read_text() for file in files]
     for file, text in zip(files, tidy, strict=True):
         file.write_text(text.replace("    return ", "    return  "))

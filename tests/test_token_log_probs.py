@@ -1,7 +1,5 @@
 """The logarithms of tokens' probabilities, the entropy and their gradients, against float64."""
 
-import doctest
-
 import maxsoftmax
 import ml_dtypes
 import numpy as np
@@ -187,13 +185,6 @@ def test_what_is_wrong_is_refused_in_a_sentence(wrong, error, words):
     with pytest.raises(error, match=words) as raised:
         maxsoftmax.token_log_probs(**{"x": X, "tokens": T, **wrong})
     assert "\n" not in str(raised.value)
-
-
-def test_the_example_runs():
-    names = {"maxsoftmax": maxsoftmax, "numpy": np}
-    (example,) = doctest.DocTestFinder(recurse=False).find(maxsoftmax.token_log_probs, globs=names)
-    assert example.examples
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 # Graphs

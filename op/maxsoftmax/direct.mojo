@@ -208,13 +208,15 @@ def softmax_backward[
 
 def cross_entropy[
     dtype: DType,
+    out: DType,
     //,
     K: Kernels,
     contiguous: Bool = False,
     *,
     checked: Bool = False,
+    smoothed: Bool = True,
 ](
-    loss: Target[dtype],
+    loss: Target[out],
     pairs: Target[accumulator[dtype]()],
     x: Source[dtype],
     targets: Targets,
@@ -225,10 +227,12 @@ def cross_entropy[
     """Writes the cross entropy of logits and target classes, -ln softmax(x)[target], and what its gradient needs.
 
     Parameters:
-        dtype: Dtype of the logits and of the loss.
+        dtype: Dtype of the logits.
+        out: Dtype of the loss.
         K: `Cpu` or `Gpu`.
         contiguous: Whether it is known at compile time that `rows.inner` is 1.
         checked: Whether the caller has asked `K.wrong_target` about the targets.
+        smoothed: Whether options may ask for label smoothing.
 
     Args:
         loss: One a row where there is no reduction, else one.
@@ -242,12 +246,14 @@ def cross_entropy[
     Raises:
         Error: On a CPU, if a target that was not checked is neither a class nor ignored. On a GPU its loss is NaN.
     """
-    comptime if not checked:
+    # Of a shard, the host knows no number of a row's class that a caller would know.
+    if not checked and options.classes == 0:
         var wrong = K.wrong_target(targets, rows, options.ignored)
         if wrong:
             raise Error(wrong.value())
-    statistics[K, contiguous](pairs, x, rows, queue)
-    K.losses[dtype](loss, pairs, x, targets, rows, options, queue)
+    K.losses[dtype, out, contiguous, smoothed](
+        loss, pairs, x, targets, rows, options, queue
+    )
 
 
 def cross_entropy_backward[

@@ -85,9 +85,9 @@ trait Kernels:
 
     @staticmethod
     def losses[
-        dtype: DType
+        dtype: DType, out: DType, contiguous: Bool, smoothed: Bool
     ](
-        loss: Target[dtype],
+        loss: Target[out],
         pairs: Target[accumulator[dtype]()],
         x: Source[dtype],
         targets: Targets,
@@ -95,7 +95,8 @@ trait Kernels:
         options: LossOptions,
         queue: Queue,
     ) raises:
-        """Writes losses, given pairs."""
+        """Writes the pairs of rows, and losses, which may be smoothed if it says so.
+        """
         ...
 
     @staticmethod

@@ -560,10 +560,11 @@ struct CrossEntropy:
         ignore_index: Int,
         smoothing: Int,
         reduction: StaticString,
+        classes: Int,
     ](
         loss: OutputTensor[rank=1, ...],
         pairs: OutputTensor[rank=2, ...],
-        x: InputTensor[dtype=loss.dtype, ...],
+        x: InputTensor,
         targets: InputTensor[rank=1, ...],
         ctx: DeviceContext,
     ) raises:
@@ -575,9 +576,11 @@ struct CrossEntropy:
             ignore_index: The class of rows that do not count.
             smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
             reduction: What becomes of the losses: "none", "sum" or "mean".
+            classes: How many classes whole rows have, if `x` is a shard of them, as of `LossOptions`; else 0.
 
         Args:
-            loss: (rows,), the dimensions beside `axis` being one, for "none", else (1,); of the dtype of `x`.
+            loss: (rows,), the dimensions beside `axis` being one, for "none", else (1,); of the dtype of `x`, or its
+                accumulator's.
             pairs: (rows, 2), as of `max_sum`.
             x: Logits.
             targets: (rows,), int32 or int64.
@@ -586,13 +589,15 @@ struct CrossEntropy:
         Raises:
             Error: On a CPU, if a target is neither a class nor `ignore_index`. On a GPU its loss is NaN.
         """
-        cross_entropy[KernelsOf[target], axis == x.rank - 1](
+        cross_entropy[
+            KernelsOf[target], axis == x.rank - 1, smoothed=smoothing != 0
+        ](
             _target(loss),
             _sums[x.dtype](pairs),
             _source(x),
             Targets(_source(targets)),
             Rows.of[axis](x.shape()),
-            _options[ignore_index, smoothing, reduction](),
+            _options[ignore_index, smoothing, reduction, classes](),
             ctx,
         )
 
@@ -608,6 +613,7 @@ struct CrossEntropyBackward:
         ignore_index: Int,
         smoothing: Int,
         reduction: StaticString,
+        classes: Int,
     ](
         dx: OutputTensor,
         x: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
@@ -624,6 +630,7 @@ struct CrossEntropyBackward:
             ignore_index: The class of rows that do not count.
             smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
             reduction: What became of the losses: "none", "sum" or "mean".
+            classes: How many classes whole rows have, if `x` is a shard of them, as of `LossOptions`; else 0.
 
         Args:
             dx: (softmax x - target) · dloss, of the shape and dtype of `x`.
@@ -640,7 +647,7 @@ struct CrossEntropyBackward:
             Targets(_source(targets)),
             Optional(_source(dloss)),
             Rows.of[axis](x.shape()),
-            _options[ignore_index, smoothing, reduction](),
+            _options[ignore_index, smoothing, reduction, classes](),
             ctx,
         )
 
@@ -657,6 +664,7 @@ struct CrossEntropyBackwardInPlace:
         ignore_index: Int,
         smoothing: Int,
         reduction: StaticString,
+        classes: Int,
     ](
         x: MutableInputTensor,
         targets: InputTensor[rank=1, ...],
@@ -672,6 +680,7 @@ struct CrossEntropyBackwardInPlace:
             ignore_index: The class of rows that do not count.
             smoothing: Share of the target that is spread over all classes, as the bits of a Float64.
             reduction: What became of the losses: "none", "sum" or "mean".
+            classes: How many classes whole rows have, if `x` is a shard of them, as of `LossOptions`; else 0.
 
         Args:
             x: Logits, and afterwards (softmax x - target) · dloss.
@@ -688,13 +697,13 @@ struct CrossEntropyBackwardInPlace:
             Targets(_source(targets)),
             Optional(_source(dloss)),
             Rows.of[axis](x.shape()),
-            _options[ignore_index, smoothing, reduction](),
+            _options[ignore_index, smoothing, reduction, classes](),
             ctx,
         )
 
 
 def _options[
-    ignore_index: Int, smoothing: Int, reduction: StaticString
+    ignore_index: Int, smoothing: Int, reduction: StaticString, classes: Int
 ]() -> LossOptions:
     """Returns what a graph chose of a loss."""
     comptime assert (
@@ -708,6 +717,7 @@ def _options[
             Reduction.SUM if reduction == "sum" else Reduction.MEAN
         ),
         False,
+        classes,
     }
 
 

@@ -80,6 +80,7 @@ def loss_options(call: Call) -> LossOptions:
         call.number(OPTIONS + 1),
         Reduction(call[OPTIONS + 2]),
         call[OPTIONS + 4] != 0,
+        0,
     }
 
 
@@ -102,6 +103,9 @@ def asked_of(call: Call, pointers: Pointers, i: Int) -> Asked:
 
 trait Op:
     """An op behind the border."""
+
+    comptime RESULTS: Int = 1
+    """How many of its pointers are results, which come first."""
 
     @staticmethod
     def run(call: Call, pointers: Pointers, queue: Queue) raises:

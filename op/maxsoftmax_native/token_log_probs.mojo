@@ -15,10 +15,13 @@ from maxsoftmax_native.border import (
     TARGET,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct TokenLogProbs(Op):
     """The logarithms of tokens' probabilities, and the entropy."""
+
+    comptime RESULTS = 3
 
     @staticmethod
     def run(call: Call, pointers: Pointers, queue: Queue) raises:
@@ -65,3 +68,9 @@ def run_op(
         scratch,
         Pointers(log_probs, entropy, sums, x, tokens),
     )
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[TokenLogProbs](frame)

@@ -15,6 +15,7 @@ from maxsoftmax_native.border import (
     TARGET,
     Text,
 )
+from maxsoftmax_native.xla import handle
 
 
 struct TokenLogProbsBackward(Op):
@@ -66,3 +67,9 @@ def run_op(
         scratch,
         Pointers(dx, x, sums, tokens, dlog_probs, dentropy),
     )
+
+
+@export("maxsoftmax_xla")
+def run_for_xla(frame: Int) abi("C") -> Int:
+    """Does the same for XLA; see `xla.mojo`."""
+    return handle[TokenLogProbsBackward](frame)

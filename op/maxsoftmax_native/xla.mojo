@@ -1,8 +1,8 @@
 """What XLA calls: a handler of its foreign function interface, `XLA_FFI_Error *handler(XLA_FFI_CallFrame *)`.
 
-Results are the first pointers of an op, then arguments; on a GPU the last result is scratch memory. The one attribute is an
-array: the length of a row, how far its elements are from each other, and the options of the op. How many rows there are follows
-from the first argument, which has the shape of the logits.
+Results are the first pointers of an op, then arguments. What an op has not been asked for is an array without elements. If a GPU
+needs scratch memory, that is one more result. The one attribute is an array: the length of a row, how far its elements are from each
+other, and the options of the op. How many rows there are follows from the first argument, which has the shape of the logits.
 """
 
 from std.ffi import external_call
@@ -144,22 +144,18 @@ def handle[O: Op](address: Int) -> Int:
     for i in range(2, told[Words.ARRAY_COUNT]):
         call[OPTIONS + i - 2] = options[i]
 
-    var results = frame[Words.FRAME_RESULT_COUNT]
-    var scratch = 0
-    comptime if TARGET == "gpu":
-        results -= 1
-        scratch = frame.at(Words.FRAME_RESULTS).at(results)[Words.BUFFER_DATA]
+    var results = frame.at(Words.FRAME_RESULTS)
+    var arguments = frame.at(Words.FRAME_ARGUMENTS)
     var pointers = Pointers()
-    for i in range(results):
-        pointers.addresses[i] = frame.at(Words.FRAME_RESULTS).at(i)[
-            Words.BUFFER_DATA
-        ]
+    for i in range(O.RESULTS):
+        pointers.addresses[i] = _memory(results.at(i))
     for i in range(frame[Words.FRAME_ARGUMENT_COUNT]):
-        pointers.addresses[results + i] = frame.at(Words.FRAME_ARGUMENTS).at(i)[
-            Words.BUFFER_DATA
-        ]
+        pointers.addresses[O.RESULTS + i] = _memory(arguments.at(i))
+    var scratch = 0
+    if frame[Words.FRAME_RESULT_COUNT] > O.RESULTS:
+        scratch = results.at(O.RESULTS)[Words.BUFFER_DATA]
     comptime if TARGET == "cpu" and CompilationTarget.is_linux():
-        _ask_for_large_pages(frame.at(Words.FRAME_RESULTS).at(0))
+        _ask_for_large_pages(results.at(0))
     var wrong = run[O](Int(Pointer(to=call)), stream, scratch, pointers)
     # Until here it is read through its address.
     _ = call
@@ -172,6 +168,13 @@ def _elements(buffer: Words) -> Int:
     for i in range(buffer[Words.BUFFER_RANK]):
         count *= buffer.at(Words.BUFFER_DIMS)[i]
     return count
+
+
+@inline(.always)
+def _memory(buffer: Words) -> Int:
+    """Returns where an array is: nowhere, if it has no elements, as what an op has not been asked for.
+    """
+    return buffer[Words.BUFFER_DATA] if _elements(buffer) != 0 else 0
 
 
 def _ask_for_large_pages(buffer: Words):

@@ -1,8 +1,8 @@
 """The fastest softmax that can be put in a MAX graph, and called without one.
 
-- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy` and their gradients, and `token_log_probs` take
-  arrays: NumPy, or anything that speaks DLPack. They call the kernels in libraries, which are built on first use;
-  `warm_up` builds them ahead.
+- `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy`, their gradients, `token_log_probs`, and losses
+  whose logits are never all there, as `linear_cross_entropy`, take arrays: NumPy, or anything that speaks DLPack. They
+  call the kernels in libraries, which are built on first use; `warm_up` builds them ahead.
 - `maxsoftmax.torch`, which has to be imported, takes tensors of PyTorch, and has gradients of its own.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
 - A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.
@@ -17,6 +17,9 @@ from maxsoftmax._arrays import (
     cross_entropy_backward,
     cross_entropy_backward_,
     cross_entropy_forward,
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
+    linear_token_log_probs,
     log_softmax,
     log_softmax_backward,
     logsumexp,
@@ -42,6 +45,9 @@ __all__ = [
     "drop_into",
     "dropin",
     "extension",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_token_log_probs",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
@@ -63,3 +69,8 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module("maxsoftmax.ops")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns what there is to use, without the modules that it is made of."""
+    return sorted([*__all__, "__version__"])

@@ -134,8 +134,7 @@ def check_out(dtype: Any, scale: Any, of: str, algorithm: str = "auto") -> Out |
     if scale is not None:
         if name not in FLOAT8:
             raise ValueError(f"out_scale {scale!r} needs out_dtype {' or '.join(FLOAT8)}, but results are {name}")
-        is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-        if not is_number:
+        if not is_number(scale):
             raise TypeError(f"out_scale must be a number, not {scale!r}")
         if not LEAST <= float(scale) <= MOST:
             raise ValueError(f"out_scale must be a positive number that float32 has, up to 2**127, not {scale!r}")
@@ -334,6 +333,21 @@ def check_softcap(softcap: Any) -> float | None:
     return None if softcap is None else _positive("softcap", softcap)
 
 
+def check_z_loss(factor: Any) -> float:
+    """Returns what the squares of rows' logsumexp are multiplied by.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is negative or not finite.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
+        raise TypeError(f"z_loss must be a number, not {factor!r}")
+    number = float(factor)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"z_loss must be 0 or a positive, finite number, not {factor!r}")
+    return number
+
+
 def check_chunk(chunk: Any) -> int | None:
     """Returns how many rows are taken at a time, if that is not left open.
 
@@ -349,8 +363,13 @@ def check_chunk(chunk: Any) -> int | None:
     return rows
 
 
+def is_number(value: Any) -> bool:
+    """Returns whether `value` is one real number, of Python or NumPy, and neither a bool nor a tensor."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = float(value)
     if not (math.isfinite(number) and number > 0):
@@ -395,7 +414,7 @@ def check_label_smoothing(share: Any) -> float:
         TypeError: If it is not a number.
         ValueError: If it is not from 0 to 1.
     """
-    if isinstance(share, bool) or not isinstance(share, numbers.Real):
+    if not is_number(share):
         raise TypeError(f"label_smoothing must be a number from 0 to 1, not {share!r}")
     if not 0 <= float(share) <= 1:
         raise ValueError(f"label_smoothing {share} is not from 0 to 1")

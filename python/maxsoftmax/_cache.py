@@ -13,12 +13,13 @@ import shutil
 import stat
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import platformdirs
+
+from maxsoftmax._warnings import warn
 
 VARIABLE = "MAXSOFTMAX_CACHE_DIR"
 """Environment variable that moves the folder."""
@@ -115,7 +116,7 @@ def _entry(root: Path, key: str, name: str, build: Callable[[Path], None], other
             (staging / written).chmod(0o600)
         (staging / "sha256").write_text(_digest(staging, names))
         if os.path.lexists(folder) and not _is_sound(folder, *names):
-            warnings.warn(f"{folder} was damaged or is not private; it is made anew", RuntimeWarning, stacklevel=4)
+            warn(f"{folder} was damaged or is not private; it is made anew")
             _remove(folder)
         try:
             staging.rename(folder)
@@ -135,15 +136,24 @@ def _entry(root: Path, key: str, name: str, build: Callable[[Path], None], other
     return folder / name
 
 
-def find(key: str, name: str) -> Path | None:
-    """Returns the file `name` of the entry `key` if it is there, whole, and nobody else's; makes nothing."""
+def made_once(key: str, name: str, build: Callable[[Path], None], *others: str) -> Path:
+    """Does what `entry` does, in one process at a time: others wait, and find what that one has built."""
+    found = find(key, name, *others)
+    if found is None:
+        with locked(key, nullcontext):
+            found = entry(key, name, build, *others)
+    return found
+
+
+def find(key: str, name: str, *others: str) -> Path | None:
+    """Returns the file `name` of the entry `key` if it and `others` are there, whole, and ours; makes nothing."""
     root = location()
     try:
         if distrust(root, stat.S_ISDIR):
             return None
     except OSError:
         return None
-    if not _is_sound(root / key, name):
+    if not _is_sound(root / key, name, *others):
         return None
     _use(root / key)
     return root / key / name
@@ -278,11 +288,9 @@ def _root(wanted: Path) -> Path:
 @functools.cache
 def _temporary(wanted: Path, reason: str) -> Path:
     """Returns a folder that lasts as long as this process, in place of `wanted`."""
-    warnings.warn(
+    warn(
         f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used: make room, or make the folder "
-        f"private and writeable (chmod 700), or name another one by {VARIABLE}",
-        RuntimeWarning,
-        stacklevel=5,
+        f"private and writeable (chmod 700), or name another one by {VARIABLE}"
     )
     temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-"))
     atexit.register(_forget, temporary, os.getpid())

@@ -6,13 +6,10 @@ The same for graphs and for arrays: which of them there are, and what of that is
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from maxsoftmax._arguments import words
+from maxsoftmax._arguments import is_number, words
 
 
 class Forms(NamedTuple):
@@ -60,11 +57,6 @@ def check(forms: Forms, axis: int, algorithm: str) -> None:
         raise ValueError(
             f"algorithm {algorithm!r} takes no scale, mask, causal, temperature or sink: with these it must be 'auto'"
         )
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether `value` is one number, and not a tensor."""
-    return isinstance(value, (numbers.Real, np.floating, np.integer)) and not isinstance(value, bool)
 
 
 def check_shape(name: str, shape: Sequence[Any], whole: Sequence[Any]) -> None:

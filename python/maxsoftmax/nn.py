@@ -15,6 +15,14 @@ class Softmax(Module):  # type: ignore[misc]  # MAX ships without type informati
         axis: The axis that will sum to 1; negative counts from the last.
         scale: What logits are multiplied by; nothing if None.
         causal: Whether `axis` is that of keys, after one of queries, and a query sees no key after it.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> scores = TensorType(DType.float32, ("heads", "queries", "keys"), DeviceRef.CPU())
+        >>> graph = Graph("attention", maxsoftmax.nn.Softmax(scale=0.125, causal=True), [scores])
+        >>> graph.output_types[0].shape
+        [Dim('heads'), Dim('queries'), Dim('keys')]
     """
 
     def __init__(self, axis: int = -1, *, scale: float | None = None, causal: bool = False) -> None:
@@ -34,7 +42,7 @@ class Softmax(Module):  # type: ignore[misc]  # MAX ships without type informati
             Probabilities, of the shape, dtype and device of `x`.
 
         Raises:
-            TypeError: As from `maxsoftmax.ops.softmax`.
-            ValueError: As from `maxsoftmax.ops.softmax`.
+            TypeError: If `x` or `mask` is not a tensor of a dtype that the kernels take.
+            ValueError: If `x` is a scalar, there is no such axis, or `mask` does not broadcast to it.
         """
         return ops.softmax(x, self.axis, scale=self.scale, mask=mask, causal=self.causal)

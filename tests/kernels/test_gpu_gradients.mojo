@@ -144,10 +144,10 @@ def check[
                     targets.host[row] = values[row]
             var dx = Tensor[dtype](size, 0, device)
             for reduction in [Reduction.NONE, Reduction.SUM, Reduction.MEAN]:
-                var options = LossOptions(-100, smoothing, reduction, False)
+                var options = LossOptions(-100, smoothing, reduction, False, 0)
                 var each = rows.count() if reduction == Reduction.NONE else 1
                 var loss = Tensor[dtype](each, 0, device)
-                gpu.losses(
+                gpu.losses[contiguous=contiguous, smoothed=True](
                     loss.there(),
                     pairs.there(),
                     x.there(),
@@ -156,7 +156,7 @@ def check[
                     options,
                     device,
                 )
-                Cpu.losses(
+                Cpu.losses[dtype, dtype, contiguous, True](
                     loss.here(),
                     pairs.here(),
                     x.here(),

@@ -30,7 +30,7 @@ def wrong_target(
     """Returns what is wrong with the first target that is neither a class nor ignored, if there is one.
     """
     for row in range(rows.count()):
-        var target = Class.of(targets, row, rows.n, ignored)
+        var target = Class.of(targets, row, rows.n, ignored, False)
         if not (target.is_class or target.is_ignored):
             return String(
                 t"target[{row}] is {targets[row]}, which is neither a class"
@@ -40,9 +40,9 @@ def wrong_target(
 
 
 def losses[
-    dtype: DType
+    dtype: DType, out: DType
 ](
-    loss: Target[dtype],
+    loss: Target[out],
     pairs: Target[accumulator[dtype]()],
     x: Source[dtype],
     targets: Targets,
@@ -53,7 +53,7 @@ def losses[
     """Writes the loss of every row, or what they come to, given the pairs of rows; NaN where the target is wrong.
     """
     comptime accum = accumulator[dtype]()
-    var smoothing = Smoothing[accum](options.smoothing)
+    var smoothing = Smoothing[accum](options, rows.n)
     var memory = List[Scalar[accum]](length=rows.count(), fill=0)
     var losses = memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     if options.smoothing != 0 and not rows.is_empty():
@@ -73,19 +73,19 @@ def losses[
     @inline(.always)
     def write(row: Int) {imm}:
         var logits = x.unsafe_offset(rows.start(row))
-        var target = Class.of(targets, row, rows.n, options.ignored)
+        var target = Class.of(
+            targets, row, rows.n, options.ignored, smoothing.is_shard
+        )
         var pair = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
         var below = losses[unsafe_offset=row]
         var logit = Scalar[accum](0)
-        if target.is_class:
+        if target.index >= 0:
             logit = logits[unsafe_offset=Int(target.index) * rows.inner].cast[
                 accum
             ]()
-        losses[unsafe_offset=row] = pair.of(
-            target, logit, below / Scalar[accum](rows.n), smoothing
-        )
+        losses[unsafe_offset=row] = pair.of(target, logit, below, smoothing)
 
     # A row is a few operations, however long it is.
     share_tasks(write, rows.count(), rows.count() * 16, queue)
@@ -144,7 +144,7 @@ def gradients[
             count = pairs[unsafe_offset=2 * rows.count()]
         else:
             count = _counted[accum](targets, rows.count(), options.ignored)
-    var smoothing = Smoothing[accum](options.smoothing)
+    var smoothing = Smoothing[accum](options, rows.n)
     walk[contiguous](
         Memory[dtype, contiguous](x, x, rows),
         _LossGradient[dtype, up, lanes_of[dtype, contiguous]](
@@ -156,10 +156,11 @@ def gradients[
                 dloss, Int(options.reduction == Reduction.NONE), pairs
             ),
             count,
-            smoothing.share / Scalar[accum](rows.n),
+            smoothing.share / Scalar[accum](smoothing.classes),
             smoothing.rest,
             rows,
             options.ignored,
+            smoothing.is_shard,
         ),
         ToMemory[dtype, contiguous](dx, rows),
         rows,
@@ -284,15 +285,19 @@ struct _LossGradient[dtype: DType, up: DType, rows: SIMDLength](Operation):
     """What the target has beside."""
     var shape: Rows
     var ignored: Int
+    var is_shard: Bool
+    """Whether a target may be a class of another shard."""
 
     @inline(.always)
     def _target(self, lane: Int, place: Place) -> Tuple[Class, Optional[Int]]:
         """Returns the target of a row, and where its logit is, if that is at the place.
         """
         var row = place.row + lane
-        var target = Class.of(self.targets, row, self.shape.n, self.ignored)
+        var target = Class.of(
+            self.targets, row, self.shape.n, self.ignored, self.is_shard
+        )
         var i = Int(target.index)
-        if not target.is_class or i < place.start or i >= place.end:
+        if i < 0 or i < place.start or i >= place.end:
             return target, None
         return target, Optional(place.first + lane + i * self.shape.inner)
 

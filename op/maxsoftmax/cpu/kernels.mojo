@@ -129,9 +129,9 @@ struct Cpu(Kernels):
 
     @staticmethod
     def losses[
-        dtype: DType
+        dtype: DType, out: DType, contiguous: Bool, smoothed: Bool
     ](
-        loss: Target[dtype],
+        loss: Target[out],
         pairs: Target[accumulator[dtype]()],
         x: Source[dtype],
         targets: Targets,
@@ -139,7 +139,9 @@ struct Cpu(Kernels):
         options: LossOptions,
         queue: Queue,
     ) raises:
-        """Writes losses, given pairs."""
+        """Writes the pairs of rows, and losses."""
+        if rows.count() != 0:
+            _statistics[contiguous](pairs, 2, 1, x, rows, queue)
         losses(loss, pairs, x, targets, rows, options, queue)
 
     @staticmethod

@@ -99,7 +99,7 @@ def gradients_kernel[
             team * vectors * ROUNDS,
         )
         var edges = part.load_edges(0)
-        var target = Class(targets[row], n, ignored)
+        var target = Class(targets[row], n, ignored, smoothing.is_shard)
         var scale = upstream[row]
         if target.is_ignored:
             scale = 0
@@ -107,7 +107,7 @@ def gradients_kernel[
             scale = nan[DType.float32]()
         var unit = Scale[exact](pairs[unsafe_offset=2 * row])
         var factor = 1 / (pairs[unsafe_offset=2 * row + 1] * unit.exp(unit.m))
-        var even = smoothing.share / Float32(n)
+        var even = smoothing.share / Float32(smoothing.classes)
         var aim = smoothing.rest
 
         @inline(.always)
@@ -125,7 +125,7 @@ def gradients_kernel[
         )
         var ahead = target.index - place
         var has_target = (
-            target.is_class
+            target.index >= 0
             and ahead >= 0
             and ahead % Int64(round) < Int64(P.width)
             and ahead < Int64(ROUNDS * vectors * round)
@@ -217,7 +217,7 @@ def column_gradients_kernel[
         rows.count(),
         Int(grid_dim.x) * BLOCK_SIZE,
     ):
-        var target = Class(targets[row], n, ignored)
+        var target = Class(targets[row], n, ignored, smoothing.is_shard)
         var loss = Loss(
             pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
         )
@@ -241,7 +241,6 @@ def column_gradients_kernel[
                         scale,
                         logits[i].cast[accum](),
                         Int64(first + i) == target.index,
-                        n,
                         smoothing,
                     ).cast[
                         dtype
@@ -313,7 +312,7 @@ def gradients[
             Int64(rows.n),
             Int64(rows.inner),
             Int64(options.ignored),
-            Smoothing[accum](options.smoothing),
+            Smoothing[accum](options, rows.n),
             grid_dim=Dim(
                 min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID),
                 min(ceildiv(rows.n, ELEMENTS), MAX_GRID_Y),
@@ -337,7 +336,7 @@ def gradients[
                 Int64(rows.count()),
                 Int64(rows.n),
                 Int64(options.ignored),
-                Smoothing[DType.float32](options.smoothing),
+                Smoothing[DType.float32](options, rows.n),
                 grid_dim=Dim(
                     min(ceildiv(rows.count(), BLOCK_SIZE // team), MAX_GRID),
                     parts,

@@ -5,7 +5,7 @@ from std.sys import size_of
 from ..ops.finish import Finish
 from ..io.memory import MemorySource, MemoryTarget
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import PORTABLE_BLOCKS
@@ -69,7 +69,13 @@ def _contiguous[
 
 def resident_fits[
     S: RowSource, T: RowTarget, //, finish: Finish
-](y: T, x: S, rows: Rows, queue: Queue) raises -> Bool:
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises -> Bool:
     """Enqueues what is to be written of every row, if rows fit on the chip.
 
     Parameters:
@@ -82,24 +88,26 @@ def resident_fits[
         x: Logits.
         rows: Rows along the last axis, none of them empty.
         queue: Where kernels are launched.
+        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
 
     Returns:
         Whether they do.
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
-    comptime table = Tuned.resident(
-        size_of[S.elements]() > 2, finish == Finish.PAIR
-    )
+    comptime wide = size_of[S.elements]() > 2
+    comptime table = Tuned.backward(
+        wide, finish == Finish.GRADIENT_OF_LOGARITHMS
+    ) if finish.is_gradient() else Tuned.resident(wide, finish == Finish.PAIR)
     # By nothing but the length, as a row's bits are not to depend on its address.
     var vectors = rows.n // width
     var whole = rows.n % width == 0
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime room = t.room(slots())
+        comptime room = t.room(slots() // finish.inputs())
         comptime if t.best > 0:
             if vectors <= PORTABLE_BLOCKS * room:
                 resident_cluster[finish, t.block_size, t.vectors, t.blocks](
-                    y, x, rows, t.cluster_blocks(vectors, room), queue
+                    y, x, rows, t.cluster_blocks(vectors, room), queue, other
                 )
                 return True
         else:
@@ -117,6 +125,6 @@ def resident_fits[
                                 t.sharing > 0,
                                 width if t.in_vectors else 1,
                                 edged,
-                            ](y, x, rows, queue)
+                            ](y, x, rows, queue, other)
                             return True
     return False

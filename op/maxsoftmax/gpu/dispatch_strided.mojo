@@ -7,17 +7,25 @@ from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.rows import Rows, VECTOR_BYTES
+from ..io.memory import MemorySource, MemoryTarget
+from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from .hardware.cluster import has_clusters
 from .fallback import fallback
 from .resident_strided import resident_strided, resident_room
+from .streaming_strided_backward import streaming_strided_backward
 from .streaming_strided import streaming_strided
 from .tuning import HAS_ROOM, Tuned
 
 
 def strided[
     S: RowSource, T: RowTarget, //, finish: Finish
-](y: T, x: S, rows: Rows, queue: Queue) raises:
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
     Parameters:
@@ -30,28 +38,30 @@ def strided[
         x: Logits.
         rows: How the tensors are divided into rows, none of them empty.
         queue: Where kernels are launched.
+        other: The gradients of results, if their logits' gradient is wanted.
     """
     comptime if S.elements == DType.float64:
         # Not worth kernels of its own.
-        fallback[finish](y, x, rows, queue)
+        fallback[finish](y, x, rows, queue, other)
     else:
         # 16 accumulators of float8 would be more registers than there are.
         comptime width = VECTOR_BYTES // max(2, size_of[T.Column.stored]())
         comptime most = (1 << 31) - 1
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.
-            fallback[finish](y, x, rows, queue)
+            fallback[finish](y, x, rows, queue, other)
         elif (
             rows.inner % width == 0
             and x.in_vectors[width]()
             and y.in_vectors[width]()
+            and Int(other) % VECTOR_BYTES == 0
         ):
-            _by[finish, width](y, x, rows, queue)
+            _by[finish, width](y, x, other, rows, queue)
         else:
             comptime if S.in_memory:
-                _by[finish, width, dealt=True](y, x, rows, queue)
+                _by[finish, width, dealt=True](y, x, other, rows, queue)
             else:
-                _by[finish, 1](y, x, rows, queue)
+                _by[finish, 1](y, x, other, rows, queue)
 
 
 def _by[
@@ -61,16 +71,16 @@ def _by[
     finish: Finish,
     width: Int,
     dealt: Bool = False,
-](y: T, x: S, rows: Rows, queue: Queue) raises:
+](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Columns that are taken by vectors of `width`, or by as many that are dealt.
     """
     comptime gpu = DeviceContext.default_device_info
-    comptime table = Tuned.strips(
+    comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
     )
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime room = resident_room[S](
+        comptime room = resident_room[S, finish](
             t.lanes,
             t.vectors,
             t.blocks,
@@ -85,13 +95,25 @@ def _by[
                 t.vectors,
                 t.blocks,
                 # One alone would be divided otherwise (`quotient`).
-                t.width(width, dealt, fewest=2),
+                t.width(width, dealt, fewest=1 if finish.is_gradient() else 2),
                 dealt,
                 t.slotted,
                 t.together != 1,
-            ](y, x, rows, queue, t.cluster_blocks(rows.n, room))
+            ](y, x, other, rows, queue, t.cluster_blocks(rows.n, room))
             return
-    # 0.53 (50257 positions)
-    streaming_strided[finish, 8 if width > 1 else 32, width, dealt](
-        y, x, rows, queue
-    )
+    comptime if finish.is_gradient():
+        # 0.57 / 0.52 (20000 positions)
+        streaming_strided_backward[
+            finish == Finish.GRADIENT_OF_LOGARITHMS, 8, width, dealt
+        ](
+            rebind[MemoryTarget[S.elements]](y),
+            rebind[MemorySource[S.elements]](x),
+            MemorySource(other),
+            rows,
+            queue,
+        )
+    else:
+        # 0.53 (50257 positions)
+        streaming_strided[finish, 8 if width > 1 else 32, width, dealt](
+            y, x, rows, queue
+        )

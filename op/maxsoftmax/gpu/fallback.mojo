@@ -2,7 +2,8 @@
 
 Neighbouring threads take neighbouring rows, so that their accesses coalesce although each row's own elements are
 `inner` apart. A block is a matrix of threads: as many columns as rows it takes, and the threads of a
-column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times, or computes it twice.
+column share its row and meet in a shared-memory tree. Like `tree`, it reads each element three times, or computes it twice; the two inputs of a
+gradient are read twice.
 """
 
 from std.math import ceildiv
@@ -17,12 +18,14 @@ from max.gpu import (
 )
 
 from ..math.exponential import Unit
+from ..math.gradient import Gradient
 from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.online import MaxSum, Sum, accumulator
 from ..queue import Queue
-from ..io.rows import Rows
+from ..io.memory import MemorySource
+from ..io.rows import Rows, Source, nowhere
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -35,7 +38,15 @@ comptime COLUMNS_BLOCK_SIZE = 512
 )
 def fallback_kernel[
     S: RowSource, T: RowTarget, finish: Finish, block_size: Int
-](y: T, x: S, outer: Int64, n: Int64, inner: Int64, columns: Int64):
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    outer: Int64,
+    n: Int64,
+    inner: Int64,
+    columns: Int64,
+):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
     Parameters:
@@ -46,7 +57,8 @@ def fallback_kernel[
 
     Args:
         y: Results; of logits in memory maybe the same memory as `x`.
-        x: Logits.
+        x: Logits, or results whose logits' gradient is wanted.
+        other: The gradients of results; else not looked at.
         outer: First dimension.
         n: Length of the rows.
         inner: Last dimension, and the distance between neighbours in a row.
@@ -74,6 +86,38 @@ def fallback_kernel[
             before, after if taken else 0, 0, 1, Int(n), Int(inner)
         )
         var end = Int(n) if taken else 0
+        var target = y.column(
+            before, after if taken else 0, 0, 1, Int(n), Int(inner)
+        )
+        comptime if finish.is_gradient():
+            comptime G = Gradient[
+                finish == Finish.GRADIENT_OF_LOGARITHMS, True, accum
+            ]
+            var upstream = rebind[S](MemorySource(other)).column(
+                before, after if taken else 0, 0, 1, Int(n), Int(inner)
+            )
+            var dot = Sum[accum, 1]()
+            for i in range(start, end, step):
+                dot.add(
+                    G.term(
+                        source.load[1](i).cast[accum](),
+                        upstream.load[1](i).cast[accum](),
+                    )
+                )
+            var shared = G(
+                tree_reduce[block_size, plus[accum]](
+                    sums, thread, dot, Int(columns)
+                ).value
+            )
+            for i in range(start, end, step):
+                target.store(
+                    i,
+                    shared.of(
+                        source.load[1](i).cast[accum](),
+                        upstream.load[1](i).cast[accum](),
+                    ),
+                )
+            continue
         var length = end
         comptime if S.is_causal:
             length = min(end, source.length(Int(n)))
@@ -126,9 +170,6 @@ def fallback_kernel[
             accum
         ]() if finish == Finish.LOGARITHMS else Scalar[accum](0)
         var empty = Bool(pair.m == neg_inf[accum]() and pair.d.value == 0)
-        var target = y.column(
-            before, after if taken else 0, 0, 1, Int(n), Int(inner)
-        )
         for i in range(start, end, step):
             var logit = SIMD[accum, 1](neg_inf[accum]())
             if not S.is_causal or i < length:
@@ -164,8 +205,14 @@ def fallback[
     T: RowTarget,
     //,
     finish: Finish,
-    block_size: Int = COLUMNS_BLOCK_SIZE,
-](y: T, x: S, rows: Rows, queue: Queue) raises:
+    block_size: Int = 256 if finish.is_gradient() else COLUMNS_BLOCK_SIZE,
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises:
     """Launches `fallback_kernel`, a block for every few neighbouring rows.
 
     Parameters:
@@ -179,11 +226,13 @@ def fallback[
         x: Logits.
         rows: Rows along any axis.
         queue: Where kernels are launched.
+        other: The gradients of results, if their logits' gradient is wanted.
     """
     var width = columns_of_block[S.elements](block_size, rows)
     queue.launch[fallback_kernel[S, T, finish, block_size]](
         y,
         x,
+        other,
         Int64(rows.outer),
         Int64(rows.n),
         Int64(rows.inner),

@@ -93,9 +93,9 @@ struct Gpu(Kernels):
 
     @staticmethod
     def losses[
-        dtype: DType
+        dtype: DType, out: DType, contiguous: Bool, smoothed: Bool
     ](
-        loss: Target[dtype],
+        loss: Target[out],
         pairs: Target[accumulator[dtype]()],
         x: Source[dtype],
         targets: Targets,
@@ -103,8 +103,11 @@ struct Gpu(Kernels):
         options: LossOptions,
         queue: Queue,
     ) raises:
-        """Writes losses, given pairs."""
-        losses(loss, pairs, x, targets, rows, options, queue)
+        """Writes the pairs of rows, and losses, which may be smoothed if it says so.
+        """
+        losses[contiguous=contiguous, smoothed=smoothed](
+            loss, pairs, x, targets, rows, options, queue
+        )
 
     @staticmethod
     def wrong_target(

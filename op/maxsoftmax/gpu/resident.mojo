@@ -5,6 +5,8 @@ while maximum and sum are found: the first vectors of each thread in registers, 
 no other thread looks at. Small teams, so that a multiprocessor has several rows at different stages: one is read while
 another is summed and a third written. Float32 keeps the exponentials in place of the logits; types of 16 bits compute
 them twice, which is cheaper than twice the registers.
+
+A gradient has two inputs, results and their gradients, and a sum that needs no maximum.
 """
 
 from std.math import ceildiv
@@ -19,17 +21,18 @@ from max.gpu import (
 )
 from max.gpu.host import Dim
 
+from ..math.gradient import Gradient
 from ..math.exponential import Scale, logarithm, quick_exp
 from ..ops.finish import Finish
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import Cluster, Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
 from .partition.handover import Handover
-from .partition.row import LINE_BYTES, Part, again
+from .partition.row import LINE_BYTES, Part, again, anew, product
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
 
@@ -56,7 +59,15 @@ def resident_kernel[
     clustered: Bool,
     width: Int,
     edged: Bool,
-](y: T, x: S, rows: Int64, n: Int64, share: Int64):
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    rows: Int64,
+    n: Int64,
+    share: Int64,
+    zero: UInt32,
+):
     """Writes the softmax of `rows` rows of `n` elements along the last axis, or what else `finish` says.
 
     Parameters:
@@ -73,11 +84,13 @@ def resident_kernel[
         edged: Whether rows in memory may begin or end between two vectors.
 
     Args:
-        y: Probabilities, or what else is written; may be the same memory as that of `x`.
-        x: Logits.
+        y: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
+        x: Logits, or results whose logits' gradient is wanted.
+        other: The gradients of results, aligned as `x` is; else not looked at.
         rows: How many.
         n: Length of each.
         share: Vectors of a row that a block takes.
+        zero: As for `anew`.
     """
     comptime F = DType.float32
     comptime P = Part[S, T, team, width, edged]
@@ -86,6 +99,8 @@ def resident_kernel[
     comptime in_memory = S.Line.in_memory and (S.Line.elements == S.Line.held)
     comptime scaled = S.Line.scaled
     comptime exponentials = finish == Finish.PROBABILITIES
+    comptime gradient = finish.is_gradient()
+    comptime inputs = finish.inputs()
     # Exponentials of a relative error of 1e-7, in thirteen operations; others are for differences between numbers of 16 bits,
     # and results of as many.
     comptime exact = size_of[S.elements]() > 2 or size_of[stored]() > 2 or (
@@ -107,6 +122,9 @@ def resident_kernel[
     # With slots, one more vector in registers: of the last round, which not all threads have.
     comptime held = vectors + 1 if slotted else vectors
     comptime nothing = neg_inf[F]()
+    # What changes neither a sum nor a maximum.
+    comptime filler = P.Raw(0) if gradient else P.Raw(neg_inf[S.Line.held]())
+    comptime G = Gradient[finish == Finish.GRADIENT_OF_LOGARITHMS, exact]
     var maxima = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
@@ -133,25 +151,48 @@ def resident_kernel[
     comptime if S.is_causal:
         stop = min(last, max(vectors, part.rounds_read()))
 
-    comptime if clustered or not in_memory:
+    var upstream = part
+    comptime if gradient:
+        upstream.source = part.source.onwards(
+            (Int(other) - Int(x.line(0, 0).address(0))) // size_of[S.elements]()
+        )
+
+    comptime if clustered or not in_memory or gradient:
         # Several waves of long rows hide it: 256×128256 bfloat16 took 38.6 µs with the other, 37.6 with this.
         pdl_wait()
     else:
         pdl_wait_with(Int(part.source.address(0)) | Int(part.ahead) << 56)
+    var edges = P.Edges(Float32(0) if gradient else nothing)
+    var other_edges = P.Edges(0)
+    comptime if P.peeled and gradient:
+        # First of all, as heads are added first.
+        if P.branchless or uneven:
+            edges = part.load_edges(0)
+            other_edges = upstream.load_edges(0)
     comptime if slotted and in_memory:
         for i in range(vectors, stop):
-            if part.reads(i):
+            var slot = inputs * (i - vectors)
+            if gradient or part.reads(i):
                 slots.fetch(
-                    i - vectors,
+                    slot,
                     rebind[Source[Kept.dtype]](part.source.address(P.place(i))),
                 )
-    var raw = Array[P.Raw, held](fill=P.Raw(neg_inf[S.Line.held]()))
+            comptime if gradient:
+                slots.fetch(
+                    slot + 1,
+                    rebind[Source[Kept.dtype]](
+                        upstream.source.address(P.place(i))
+                    ),
+                )
+    var raw = Array[P.Raw, held](fill=filler)
+    var others = Array[P.Raw, held](fill=filler)
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.reads(i):
             raw[j] = part.load(i)
-    var edges = P.Edges(nothing)
-    comptime if P.peeled:
+            comptime if gradient:
+                others[j] = upstream.load(i)
+    comptime if P.peeled and not gradient:
         if P.branchless or uneven:
             edges = part.load_edges()
 
@@ -169,7 +210,7 @@ def resident_kernel[
     var largest = raw[0]
     comptime for j in range(1, held):
         largest = maximum(largest, raw[j])
-    comptime if slotted and in_memory:
+    comptime if slotted and in_memory and not gradient:
         wait_after(largest_lane(largest))
         for i in range(vectors, stop):
             var found = rebind[P.Raw](slots.take(i - vectors))
@@ -184,7 +225,7 @@ def resident_kernel[
                     found = part.source.limited(P.place(i), found)
                     slots.keep(i - vectors, rebind[Kept.Values](found))
             largest = maximum(largest, found)
-    elif slotted:
+    elif slotted and not gradient:
         for i in range(vectors, stop, vectors):
             # As many at a time as there are registers for, all under way at once.
             var next = Array[P.Raw, vectors](fill=P.Raw(neg_inf[S.Line.held]()))
@@ -195,10 +236,12 @@ def resident_kernel[
                 if i + j < stop:
                     largest = maximum(largest, next[j])
                     slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
-    var mine = largest_lane(largest).cast[F]()
-    comptime if P.peeled:
-        mine = maximum(mine, largest_lane(edges))
-    var m = team_reduce[team, greater](maxima, thread, mine)
+    var m = Float32(0)
+    comptime if not gradient:
+        var mine = largest_lane(largest).cast[F]()
+        comptime if P.peeled:
+            mine = maximum(mine, largest_lane(edges))
+        m = team_reduce[team, greater](maxima, thread, mine)
     comptime if scaled:
         m *= part.source.factor()
     var scale = Scale[exact](m)
@@ -225,25 +268,46 @@ def resident_kernel[
         else:
             return scale.exp(z)
 
+    @inline(.always)
+    def term[
+        lanes: SIMDLength, dtype: DType
+    ](x: SIMD[dtype, lanes], other: SIMD[dtype, lanes]) {imm} -> SIMD[F, lanes]:
+        """Returns what elements add to the sum."""
+        comptime if finish == Finish.GRADIENT_OF_LOGARITHMS:
+            return other.cast[F]()
+        elif gradient:
+            return product(x.cast[F](), other.cast[F]())
+        else:
+            return exponential(logits(x))
+
     # In the order of the elements, whatever lane has them.
     var sum = Sum[F, width]()
     comptime if P.peeled:
         if uneven:
-            handover.give(thread, exponential(logits(edges)))
+            handover.give(thread, term(edges, other_edges))
             add[exact](sum, handover.head(thread))
     comptime for j in range(held):
         comptime if j == vectors:
+            comptime if gradient:
+                var seen = sum.value
+                comptime if finish == Finish.GRADIENT_OF_LOGARITHMS:
+                    # The sum knows nothing of the results.
+                    comptime for k in range(held):
+                        seen = maximum(seen, raw[k].cast[F]())
+                wait_after(largest_lane(seen))
             for i in range(vectors, stop):
-                var e = exponential(logits(slots.take(i - vectors)))
+                var slot = inputs * (i - vectors)
+                # The last one of an input is that of the other, or itself.
+                var e = term(slots.take(slot), slots.take(slot + inputs - 1))
                 comptime if keeps_slots:
-                    slots.keep(i - vectors, e.cast[Kept.dtype]())
+                    slots.keep(slot, e.cast[Kept.dtype]())
                 add[exact](sum, e)
         var at = j if j < vectors else last
         # The same way for all of a team: rows may be much shorter than what it has room for.
         if not skips or Int32(at * team) < part.read:
-            comptime if S.Line.held != F:
+            comptime if S.Line.held != F and not gradient:
                 raw[j] = again(raw[j])
-            var e = exponential(logits(raw[j]))
+            var e = term(raw[j], others[j])
             comptime if keeps:
                 raw[j] = rebind[P.Raw](e)
             add[exact](sum, e)
@@ -257,10 +321,12 @@ def resident_kernel[
     comptime if in_scale:
         d = in_unit[quick](d, scale)
     var pair = Pair(m, team_reduce[team, total](sums, thread, d))
+    comptime if gradient and clustered:
+        pair.d = cluster.sum(pair.d)
 
     # What exponentials are to be multiplied by to be in the row's unit, or, where they are kept, in the lowered one.
     var rest = Float32(1)
-    comptime if clustered:
+    comptime if clustered and not gradient:
         pair = cluster.merge[exact](pair)
     comptime if S.has_sink:
         var sink = nothing
@@ -293,6 +359,7 @@ def resident_kernel[
     var factor = pair.reciprocal[lowered]()
     comptime if finish == Finish.LOGARITHMS:
         factor = logarithm(pair.relative[exact]())
+    var shared = G(pair.d)
     if x.is_masked():
         if pair.m == nothing:
             # All exponentials are as good as 0, and nothing is left of them.
@@ -302,10 +369,14 @@ def resident_kernel[
     @inline(.always)
     def finished[
         lanes: SIMDLength, dtype: DType, //, kept: Bool
-    ](values: SIMD[dtype, lanes]) {imm} -> SIMD[F, lanes]:
+    ](values: SIMD[dtype, lanes], theirs: SIMD[dtype, lanes]) {imm} -> SIMD[
+        F, lanes
+    ]:
         """Returns what becomes of elements, or of exponentials that were `kept`.
         """
-        comptime if finish == Finish.LOGARITHMS:
+        comptime if gradient:
+            return shared.of(values.cast[F](), theirs.cast[F]())
+        elif finish == Finish.LOGARITHMS:
             return (logits(values) - pair.m) - factor
         else:
             var e: SIMD[F, lanes]
@@ -324,13 +395,24 @@ def resident_kernel[
             comptime for j in range(held):
                 var i = j if j < vectors else last
                 if part.has(i):
-                    comptime if S.Line.held != F:
+                    comptime if gradient and (
+                        S.Line.held != F
+                        or finish == Finish.GRADIENT_OF_LOGARITHMS
+                    ):
+                        # Widened, or with their exponentials, they would be kept in twice the registers.
+                        raw[j] = anew(raw[j], zero)
+                        others[j] = anew(others[j], zero)
+                    elif S.Line.held != F:
                         raw[j] = again(raw[j])
-                    part.store[aligned](i, finished[keeps](raw[j]))
+                    part.store[aligned](i, finished[keeps](raw[j], others[j]))
             comptime if slotted:
                 for i in range(vectors, stop):
+                    var slot = inputs * (i - vectors)
                     part.store[aligned](
-                        i, finished[keeps_slots](slots.take(i - vectors))
+                        i,
+                        finished[keeps_slots](
+                            slots.take(slot), slots.take(slot + inputs - 1)
+                        ),
                     )
                 for i in range(stop, last):
                     part.store[aligned](
@@ -338,7 +420,7 @@ def resident_kernel[
                     )
     comptime if P.peeled:
         if P.branchless or uneven:
-            part.store_edges(finished[False](edges))
+            part.store_edges(finished[False](edges, other_edges))
 
 
 @inline(.always)
@@ -395,7 +477,13 @@ def resident[
     slotted: Bool = False,
     width: Int = VECTOR_BYTES // size_of[S.elements](),
     edged: Bool = True,
-](y: T, x: S, rows: Rows, queue: Queue) raises:
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises:
     """Launches `resident_kernel` with a team for each row, within a block.
 
     Parameters:
@@ -415,6 +503,7 @@ def resident[
         x: Logits.
         rows: Rows along the last axis.
         queue: Where kernels are launched.
+        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
     """
     queue.launch[
         resident_kernel[
@@ -433,12 +522,15 @@ def resident[
     ](
         y,
         x,
+        other,
         Int64(rows.count()),
         Int64(rows.n),
         Int64(rows.n),
+        UInt32(0),
         grid_dim=ceildiv(rows.count(), block_size // team),
         block_dim=block_size,
-        shared_mem_bytes=_slot_bytes[S](
+        shared_mem_bytes=finish.inputs()
+        * _slot_bytes[S](
             rows.n // width, team, vectors, width
         ) if slotted else 0,
         attributes=pdl_attributes(),
@@ -455,7 +547,14 @@ def resident_cluster[
     min_blocks_per_sm: Int,
     slotted: Bool = True,
     width: Int = VECTOR_BYTES // size_of[S.elements](),
-](y: T, x: S, rows: Rows, blocks: Int, queue: Queue) raises:
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    blocks: Int,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises:
     """Launches `resident_kernel` with a cluster for each row.
 
     Parameters:
@@ -474,6 +573,7 @@ def resident_cluster[
         rows: Rows along the last axis.
         blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
         queue: Where kernels are launched.
+        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
     """
     # A line's length or a multiple, so that neighbours write to one in common at most.
     comptime in_line = LINE_BYTES // VECTOR_BYTES
@@ -495,12 +595,15 @@ def resident_cluster[
     ](
         y,
         x,
+        other,
         Int64(rows.count()),
         Int64(rows.n),
         Int64(share),
+        UInt32(0),
         grid_dim=rows.count() * blocks,
         block_dim=block_size,
-        shared_mem_bytes=_slot_bytes[S](share, block_size, vectors, width),
+        shared_mem_bytes=finish.inputs()
+        * _slot_bytes[S](share, block_size, vectors, width),
         cluster_dim=Dim(blocks, 1, 1),
         attributes=pdl_attributes(),
     )

@@ -3,7 +3,7 @@
 It is `resident` turned: the vectors of a thread are `inner` apart, and the lanes of a vector are rows of their own, each
 with its own maximum and sum. See `partition/strided` for who takes what. Logits in memory are kept as they are, and those that
 exceed the registers are copied into slots asynchronously; logits that are computed as they are read are computed once, and
-kept widened in registers, narrow in slots.
+kept widened in registers, narrow in slots. Of a gradient there are two inputs, and a sum that needs no maximum.
 """
 
 from std.math import ceildiv
@@ -15,11 +15,13 @@ from max.gpu.host import Dim
 from max.gpu.sync import barrier
 
 from ..math.exponential import Scale
+from ..math.gradient import Gradient
 from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
+from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair
 from .partition.deal import COLUMN_THREADS
@@ -56,7 +58,16 @@ def resident_strided_kernel[
     clustered: Bool,
     width: Int,
     dealt: Bool,
-](y: T, x: S, columns: Int64, inner: Int64, n: Int64, share: Int64):
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    columns: Int64,
+    inner: Int64,
+    n: Int64,
+    share: Int64,
+    zero: UInt32,
+):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
     Parameters:
@@ -74,12 +85,18 @@ def resident_strided_kernel[
 
     Args:
         y: Results; may be the same memory as `x`.
-        x: Logits.
+        x: Logits, or results whose logits' gradient is wanted.
+        other: The gradients of results; else not looked at.
         columns: How many there are, less than 2^31.
         inner: Those of a position.
         n: Positions.
         share: Positions that a block takes.
+        zero: As for `anew`.
     """
+    comptime gradient = finish.is_gradient()
+    comptime log = finish == Finish.GRADIENT_OF_LOGARITHMS
+    comptime inputs = finish.inputs()
+    comptime F = DType.float32
     comptime loaded = S.Column.loaded
     comptime Raw = SIMD[loaded, width]
     comptime Vector = SIMD[DType.float32, width]
@@ -97,11 +114,20 @@ def resident_strided_kernel[
     comptime compared = loaded if width * size_of[
         loaded
     ]() >= 4 else DType.float32
-    comptime none = Vector(neg_inf[DType.float32]())
+    comptime none = Vector(neg_inf[F]())
+    # What changes neither a sum nor a maximum.
+    comptime filler = Raw(0) if gradient else Raw(neg_inf[loaded]())
+    # A cluster exchanges pairs of numbers: of one column, or the sums of two.
+    comptime exchanged = max(1, lanes * width // 2) if gradient else (
+        lanes * width
+    )
+    comptime G = Gradient[log, exact, F, width]
     var maxima = Scratch[lanes, width, dealt]()
-    var sums = Scratch[lanes, width, dealt]()
+    var sums = maxima
+    comptime if not gradient:
+        sums = Scratch[lanes, width, dealt]()
     var thread = Int(thread_idx.x)
-    var cluster = Cluster[clustered, lanes * width]()
+    var cluster = Cluster[clustered, exchanged]()
     var part = StridedPart[lanes, width, S.in_memory, dealt](
         UInt32(cluster.index),
         UInt32(columns),
@@ -112,6 +138,9 @@ def resident_strided_kernel[
         Int(share),
     )
     var source = part.source(x)
+    var upstream = source
+    comptime if gradient:
+        upstream = part.source(rebind[S](MemorySource(other)))
     var read = part
     comptime if S.is_causal:
         read = part.before(source.length(Int(n)))
@@ -122,25 +151,27 @@ def resident_strided_kernel[
     var slots = Kept()
     comptime if copied:
         for i in range(vectors, last):
-            source.fetch(
-                rebind[Slots[loaded, COLUMN_THREADS, width]](slots),
-                i - vectors,
-                i,
-            )
-    var raw = Array[Raw, held](fill=Raw(neg_inf[loaded]()))
+            var to = rebind[Slots[loaded, COLUMN_THREADS, width]](slots)
+            source.fetch(to, inputs * (i - vectors), i)
+            comptime if gradient:
+                upstream.fetch(to, inputs * (i - vectors) + 1, i)
+    var raw = Array[Raw, held](fill=filler)
+    var others = Array[Raw, held](fill=filler)
     comptime for j in range(held):
         var i = j if j < vectors else last
         if read.has(i):
             raw[j] = source.load(i, read.left(i), raw[j])
+            comptime if gradient:
+                others[j] = upstream.load(i, read.left(i), others[j])
 
     var largest = raw[0]
     comptime for j in range(1, held):
         largest = maximum(largest, raw[j])
-    comptime if copied:
+    comptime if copied and not gradient:
         wait_after(largest_lane(largest))
         for i in range(vectors, last):
             largest = maximum(largest, slots.take(i - vectors).cast[loaded]())
-    elif slotted:
+    elif slotted and not gradient:
         for i in range(vectors, last, vectors):
             # As many at a time as there are registers for, all under way at once.
             var next = Array[Raw, vectors](fill=Raw(neg_inf[loaded]()))
@@ -151,7 +182,9 @@ def resident_strided_kernel[
                 if i + j < last:
                     largest = maximum(largest, next[j])
                     slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
-    var m = maxima.reduce[True](thread, largest.cast[compared]())
+    var m = Vector(0)
+    comptime if not gradient:
+        m = maxima.reduce[True](thread, largest.cast[compared]())
     var scale = Unit(m)
 
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
@@ -159,25 +192,57 @@ def resident_strided_kernel[
     comptime for i in range(0, held, GROUP):
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, held)):
-            comptime if loaded != DType.float32:
-                raw[j] = again(raw[j])
-            var e = scale.exp(raw[j].cast[DType.float32]())
-            comptime if in_registers:
-                raw[j] = e.cast[loaded]()
-            terms += e
+            comptime if finish == Finish.GRADIENT and exact:
+                # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
+                terms = raw[j].cast[F]().fma(others[j].cast[F](), terms)
+            elif gradient:
+                terms += G.term(raw[j].cast[F](), others[j].cast[F]())
+            else:
+                comptime if loaded != F:
+                    raw[j] = again(raw[j])
+                var e = scale.exp(raw[j].cast[F]())
+                comptime if in_registers:
+                    raw[j] = e.cast[loaded]()
+                terms += e
         add[exact](sum, terms)
     comptime if slotted:
+        comptime if gradient:
+            var seen = sum.value
+            comptime if log:
+                # The sum knows nothing of the results.
+                comptime for j in range(held):
+                    seen = maximum(seen, raw[j].cast[F]())
+            wait_after(largest_lane(seen))
         for i in range(vectors, last):
-            var e = scale.exp(slots.take(i - vectors).cast[DType.float32]())
-            comptime if in_slots:
-                slots.keep(i - vectors, e.cast[Kept.dtype]())
-            add[exact](sum, e)
+            var slot = inputs * (i - vectors)
+            var kept = slots.take(slot).cast[F]()
+            comptime if gradient:
+                add[exact](sum, G.term(kept, slots.take(slot + 1).cast[F]()))
+            else:
+                var e = scale.exp(kept)
+                comptime if in_slots:
+                    slots.keep(slot, e.cast[Kept.dtype]())
+                add[exact](sum, e)
+    # Of a gradient its sum is all.
     var pair: Pair[width]
     comptime if clustered:
         _ = sums.gather[False](thread, sum.value)
-        pair = merge_columns[exact](
-            rebind[Cluster[True, lanes * width]](cluster), maxima, sums, thread
-        )
+        comptime if gradient:
+            pair = Pair(
+                m,
+                sum_columns(
+                    rebind[Cluster[True, lanes * width // 2]](cluster),
+                    sums,
+                    thread,
+                ),
+            )
+        else:
+            pair = merge_columns[exact](
+                rebind[Cluster[True, lanes * width]](cluster),
+                maxima,
+                sums,
+                thread,
+            )
     else:
         pair = Pair(m, sums.reduce[False](thread, sum.value))
     comptime if S.has_sink:
@@ -206,23 +271,28 @@ def resident_strided_kernel[
             # In a part of nothing but -inf, all is 0.
             rest = m.eq(none).select(Vector(0), rest)
     var factor = end[finish, exact, exact and rescaled](pair, x.is_masked())
-    var zero = sums.secret()
+    var shared = G(pair.d)
+    var secret = zero
+    comptime if not gradient:
+        secret = sums.secret()
 
     @inline(.always)
     def finished[
         dtype: DType, //, exponential: Bool
-    ](kept: SIMD[dtype, width]) {imm} -> Vector:
-        """Returns the results of what a register or a slot holds: exponentials, or else logits.
+    ](kept: SIMD[dtype, width], theirs: SIMD[dtype, width]) {imm} -> Vector:
+        """Returns the results of what a register or a slot holds: exponentials, or else inputs.
         """
         var result: Vector
-        comptime if finish == Finish.LOGARITHMS:
+        comptime if gradient:
+            result = shared.of(kept.cast[F](), theirs.cast[F]())
+        elif finish == Finish.LOGARITHMS:
             result = (kept.cast[DType.float32]() - pair.m) - factor
         else:
             var e: Vector
             comptime if exponential:
                 e = kept.cast[DType.float32]()
             elif S.in_memory:
-                e = scale.exp(anew(kept, zero).cast[DType.float32]())
+                e = scale.exp(anew(kept, secret).cast[DType.float32]())
             else:
                 e = scale.exp(kept.cast[DType.float32]())
             # One factor after the other: both together may be too small for a normal number.
@@ -234,11 +304,23 @@ def resident_strided_kernel[
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.has(i):
-            target.store(i, finished[in_registers](raw[j]), part.left(i))
+            comptime if gradient and (loaded != F or log):
+                # Widened, or with their exponentials, they would be kept in twice the registers.
+                raw[j] = anew(raw[j], secret)
+                others[j] = anew(others[j], secret)
+            target.store(
+                i, finished[in_registers](raw[j], others[j]), part.left(i)
+            )
     comptime if slotted:
         for i in range(vectors, last):
             if copied or part.has(i):
-                target.store(i, finished[in_slots](slots.take(i - vectors)))
+                var slot = inputs * (i - vectors)
+                target.store(
+                    i,
+                    finished[in_slots](
+                        slots.take(slot), slots.take(slot + inputs - 1)
+                    ),
+                )
         comptime if S.is_causal:
             # Of what takes no part.
             for i in range(last, part.rounds()):
@@ -246,7 +328,7 @@ def resident_strided_kernel[
                     target.store(
                         i,
                         finished[exponentials](
-                            Vector(0) if exponentials else none
+                            Vector(0) if exponentials else none, none
                         ),
                     )
 
@@ -263,7 +345,14 @@ def resident_strided[
     dealt: Bool,
     slotted: Bool = False,
     clustered: Bool = False,
-](y: T, x: S, rows: Rows, queue: Queue, blocks: Int = 1) raises:
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    rows: Rows,
+    queue: Queue,
+    blocks: Int = 1,
+) raises:
     """Launches `resident_strided_kernel` with a block, or a cluster, for every `lanes` vectors of columns.
 
     Parameters:
@@ -280,7 +369,8 @@ def resident_strided[
 
     Args:
         y: Results.
-        x: Logits.
+        x: Logits, or results whose logits' gradient is wanted.
+        other: The gradients of results; else not looked at.
         rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
             of it.
         queue: Where kernels are launched.
@@ -292,7 +382,9 @@ def resident_strided[
     comptime if slotted:
         # The last round of copied ones is always in registers.
         var rounds = share // deep if S.in_memory else ceildiv(share, deep)
-        bytes = max(0, rounds - vectors) * _slot_bytes[S](width)
+        bytes = (
+            max(0, rounds - vectors) * _slot_bytes[S](width) * finish.inputs()
+        )
     var together: Optional[Dim] = None
     comptime if clustered:
         together = Dim(blocks, 1, 1)
@@ -312,10 +404,12 @@ def resident_strided[
     ](
         y,
         x,
+        other,
         Int64(rows.count()),
         Int64(rows.inner),
         Int64(rows.n),
         Int64(share),
+        UInt32(0),
         grid_dim=ceildiv(rows.count(), lanes * width) * blocks,
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
@@ -325,7 +419,7 @@ def resident_strided[
 
 
 def resident_room[
-    S: RowSource
+    S: RowSource, finish: Finish
 ](
     lanes: Int,
     vectors: Int,
@@ -338,6 +432,7 @@ def resident_room[
 
     Parameters:
         S: Where logits come from.
+        finish: What of each row is written.
 
     Args:
         lanes: Vectors of columns that it takes.
@@ -347,12 +442,14 @@ def resident_room[
         clustered: Whether it is one of a cluster.
         shared: Bytes of shared memory of a multiprocessor.
     """
-    var static = 2 * scratch_bytes(lanes, width)
+    # Maxima and sums, or sums.
+    var kinds = 3 - finish.inputs()
+    var static = kinds * scratch_bytes(lanes, width)
     if clustered:
-        static += 2 * PORTABLE_BLOCKS * lanes * width * 4
+        static += kinds * PORTABLE_BLOCKS * lanes * width * 4
     # The driver keeps 1 KiB of each block's, and alignment takes its part.
     var left = max(0, shared // min_blocks_per_sm - static - 1280)
-    var rounds = vectors + left // _slot_bytes[S](width)
+    var rounds = vectors + left // (finish.inputs() * _slot_bytes[S](width))
     var deep = COLUMN_THREADS // lanes
     # The last round of copied ones is always in registers.
     return (rounds + 1) * deep - 1 if S.in_memory else rounds * deep
@@ -429,3 +526,59 @@ def merge_columns[
                 sums.first[unsafe_offset=sums.stride + column] = d
     barrier()
     return Pair(sums.take(0, thread), sums.take(1, thread))
+
+
+@inline(.always)
+def sum_columns[
+    lanes: Int, width: Int, dealt: Bool, //
+](
+    cluster: Cluster[True, lanes * width // 2],
+    scratch: Scratch[lanes, width, dealt],
+    thread: Int,
+) -> SIMD[DType.float32, width]:
+    """Returns the sums of whole rows, the same bits for every thread of a lane in all of the cluster.
+
+    Eight threads have two columns: each combines the block's eight sums, sends both to another block, and then
+    combines what eight blocks have sent.
+
+    Parameters:
+        lanes: Vectors of columns that the cluster takes.
+        width: Columns a vector.
+        dealt: As of `Deal`.
+
+    Args:
+        cluster: This block's.
+        scratch: With the sums of each warp.
+        thread: This thread's index in the block.
+
+    Returns:
+        The sums of all blocks.
+    """
+    comptime pairs = lanes * width // 2
+    comptime all = pairs * PORTABLE_BLOCKS
+    comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
+    var block = thread % PORTABLE_BLOCKS
+    cluster.open()
+    comptime for start in range(0, all, COLUMN_THREADS):
+        if start + thread < all:
+            var pair = (start + thread) // PORTABLE_BLOCKS
+            var a = scratch.column[False](2 * pair, thread)
+            var b = scratch.column[False](2 * pair + 1, thread)
+            if block < cluster.blocks:
+                cluster.send(block, 2 * (cluster.rank * pairs + pair), a, b)
+    cluster.close()
+    comptime for start in range(0, all, COLUMN_THREADS):
+        if start + thread < all:
+            var pair = (start + thread) // PORTABLE_BLOCKS
+            comptime for j in range(2):
+                var theirs = Float32(0)
+                if block < cluster.blocks:
+                    theirs = cluster.mailbox[
+                        unsafe_offset=2 * (block * pairs + pair) + j
+                    ]
+                var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
+                # The thread that has read the first row writes to it.
+                if block == 0:
+                    scratch.first[unsafe_offset=2 * pair + j] = sum
+    barrier()
+    return scratch.take(0, thread)

@@ -26,7 +26,7 @@ from .partition.row import again
 from .partition.deal import COLUMN_THREADS, Deal
 from .partition.strided import Scratch, StridedPart
 from .resident import add
-from .resident_strided_backward import add_terms
+from .resident_strided import GROUP
 from .streaming_strided import (
     Floats,
     Units,
@@ -276,3 +276,39 @@ def streaming_strided_backward[
         attributes=pdl_attributes(),
     )
     _ = memory^
+
+
+@inline(.always)
+def add_terms[
+    dtype: DType, width: Int, count: Int, //, log: Bool
+](
+    mut sum: Sum[DType.float32, width],
+    results: Array[SIMD[dtype, width], count],
+    gradients: Array[SIMD[dtype, width], count],
+):
+    """Adds the terms of vectors in registers: a few plainly, since one running sum of all would round equal ones the same way
+    each time.
+
+    Parameters:
+        dtype: Dtype of the vectors.
+        width: Columns a vector.
+        count: How many vectors.
+        log: Whether results are logarithms of probabilities.
+
+    Args:
+        sum: What they are added to.
+        results: Results of the forward op.
+        gradients: Their gradients.
+    """
+    comptime F = DType.float32
+    comptime for i in range(0, count, GROUP):
+        var terms = SIMD[F, width](0)
+        comptime for j in range(i, min(i + GROUP, count)):
+            var y = results[j].cast[F]()
+            var dy = gradients[j].cast[F]()
+            comptime if size_of[dtype]() > 2 and not log:
+                # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
+                terms = y.fma(dy, terms)
+            else:
+                terms += Gradient[log, False].term(y, dy)
+        add[size_of[dtype]() > 2](sum, terms)

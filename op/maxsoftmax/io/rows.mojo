@@ -84,3 +84,9 @@ comptime Source[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
 
 comptime Target[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
 """Where a kernel writes to."""
+
+
+@inline(.always)
+def nowhere[dtype: DType]() -> Source[dtype]:
+    """Returns where an input is said to be that there is none of."""
+    return {unsafe_from_address = VECTOR_BYTES}

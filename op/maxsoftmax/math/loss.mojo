@@ -40,10 +40,13 @@ struct LossOptions(TrivialRegisterPassable):
     """What becomes of the losses."""
     var is_counted: Bool
     """Whether behind the pairs of all rows there is another number: how many rows count, for the gradient of a mean."""
+    var classes: Int
+    """How many classes whole rows have, of which these are a shard; 0 if these are all. A target counts from the shard's
+    first class: one past its last is a class of another shard, and one below 0 is none."""
 
 
 struct Smoothing[dtype: DType](DevicePassable, TrivialRegisterPassable):
-    """How much of a target is spread over all classes.
+    """How much of a target is spread over all classes, and how many these are.
 
     Parameters:
         dtype: The accumulator's dtype.
@@ -55,12 +58,19 @@ struct Smoothing[dtype: DType](DevicePassable, TrivialRegisterPassable):
     """What is spread."""
     var rest: Scalar[Self.dtype]
     """What the target keeps for itself."""
+    var classes: Int64
+    """How many classes a whole row has."""
+    var is_shard: Bool
+    """Whether there are others beside those that are here."""
 
     @inline(.always)
-    def __init__(out self, share: Float64):
-        """The share `share`, from 0 to 1."""
-        self.share = Scalar[Self.dtype](share)
-        self.rest = Scalar[Self.dtype](1 - share)
+    def __init__(out self, options: LossOptions, n: Int):
+        """What a caller chose, for rows of `n` classes, or for shards of them.
+        """
+        self.share = Scalar[Self.dtype](options.smoothing)
+        self.rest = Scalar[Self.dtype](1 - options.smoothing)
+        self.is_shard = options.classes > 0
+        self.classes = Int64(options.classes if self.is_shard else n)
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -206,24 +216,31 @@ struct Class(TrivialRegisterPassable):
     """What a row is to be: a class, nothing, or a mistake."""
 
     var index: Int64
-    """The class; -1 if it is none."""
+    """The class; -1 if it is none of those that are here."""
     var is_class: Bool
-    """Whether it is one of the row's classes, and not ignored."""
+    """Whether it is one of the row's classes, here or in another shard, and not ignored."""
     var is_ignored: Bool
     """Whether the row does not count."""
 
     @inline(.always)
-    def __init__(out self, index: Int64, n: Int64, ignored: Int64):
-        """The target `index` among `n` classes."""
+    def __init__(
+        out self, index: Int64, n: Int64, ignored: Int64, is_shard: Bool
+    ):
+        """The target `index` among `n` classes, which may be a shard of all."""
         self.is_ignored = index == ignored
-        self.is_class = not self.is_ignored and index >= 0 and index < n
-        self.index = index if self.is_class else Int64(-1)
+        var is_here = index < n
+        self.is_class = (
+            not self.is_ignored and index >= 0 and (is_here or is_shard)
+        )
+        self.index = index if self.is_class and is_here else Int64(-1)
 
     @staticmethod
     @inline(.always)
-    def of(targets: Targets, row: Int, n: Int, ignored: Int) -> Self:
+    def of(
+        targets: Targets, row: Int, n: Int, ignored: Int, is_shard: Bool
+    ) -> Self:
         """Returns what the row `row` of `n` classes is to be."""
-        return {targets[row], Int64(n), Int64(ignored)}
+        return {targets[row], Int64(n), Int64(ignored), is_shard}
 
 
 @fieldwise_init
@@ -251,25 +268,30 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
 
         Args:
             target: What the row is to be.
-            logit: That of the target.
-            below: The mean of m - x over the row, if there is any smoothing.
-            smoothing: The share.
+            logit: That of the target, if it is here.
+            below: The sum of m - x over what is here of the row, if there is any smoothing.
+            smoothing: The share, and of how many classes.
 
         Returns:
-            The loss; 0 for a row that does not count, NaN for a mistake.
+            The loss, of a shard its terms without ln d; 0 for a row that does not count, NaN for a mistake.
         """
         if target.is_ignored:
             return 0
         if not target.is_class:
             return nan[Self.dtype]()
-        var distance = self.m - logit
+        var distance = Scalar[Self.dtype](0)
+        if target.index >= 0:
+            distance = self.m - logit
         if smoothing.share != 0:
             # Nothing times infinity is not wanted here.
             if smoothing.rest != 0:
                 distance *= smoothing.rest
             else:
                 distance = 0
-            distance += below * smoothing.share
+            var mean = below / Scalar[Self.dtype](smoothing.classes)
+            distance += mean * smoothing.share
+        if smoothing.is_shard:
+            return distance
         return distance + logarithm(self.d)
 
     @inline(.always)
@@ -281,7 +303,6 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
         scale: Scalar[Self.dtype],
         logits: SIMD[Self.dtype, lanes],
         are_target: Bool,
-        n: Int64,
         smoothing: Smoothing[Self.dtype],
     ) -> SIMD[Self.dtype, lanes]:
         """Returns the gradient of logits.
@@ -294,8 +315,7 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
             scale: Gradient of the loss.
             logits: The logits.
             are_target: Whether they are those of the target, or of other classes.
-            n: How many classes there are.
-            smoothing: The share of the target that is spread over them.
+            smoothing: The share of the target that is spread over all classes.
 
         Returns:
             The gradients; 0 in a row that does not count, NaN for a mistake.
@@ -307,7 +327,7 @@ struct Loss[dtype: DType](TrivialRegisterPassable):
             return V(nan[Self.dtype]())
         var unit = Unit(self.m)
         var p = unit.exp(logits) / (self.d * unit.exp(self.m))
-        var wanted = smoothing.share / Scalar[Self.dtype](n)
+        var wanted = smoothing.share / Scalar[Self.dtype](smoothing.classes)
         if are_target:
             wanted += smoothing.rest
         return (p - wanted) * scale

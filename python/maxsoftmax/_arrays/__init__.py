@@ -11,6 +11,11 @@ from maxsoftmax._arrays.functions import (
     sparsemax_backward,
 )
 from maxsoftmax._arrays.layout import Rows
+from maxsoftmax._arrays.linear import (
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
+    linear_token_log_probs,
+)
 from maxsoftmax._arrays.losses import (
     cross_entropy,
     cross_entropy_backward,
@@ -25,6 +30,9 @@ __all__ = [
     "cross_entropy_backward",
     "cross_entropy_backward_",
     "cross_entropy_forward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_token_log_probs",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",

@@ -8,7 +8,7 @@ import numpy as np
 
 from maxsoftmax import _forms as forms
 from maxsoftmax import _native
-from maxsoftmax._arguments import normalize_axis, told_out
+from maxsoftmax._arguments import is_number, normalize_axis, told_out
 from maxsoftmax._arrays import devices, shortcuts
 from maxsoftmax._arrays.broadcast import OUTER, Dimensions, Walk, merged, steps
 from maxsoftmax._arrays.call import AUTO, Call, Chosen
@@ -77,7 +77,7 @@ def _operands(call: Call, wanted: Forms, place: int) -> tuple[dict[str, float], 
     numbers, arrays = {}, {}
     for name in OPERANDS:
         value = getattr(wanted, name)
-        if forms.is_number(value):
+        if is_number(value):
             numbers[name] = float(value)
         elif value is not None:
             array = call.operand(value, name)

@@ -16,9 +16,10 @@ from maxsoftmax._arrays.layout import Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
 from maxsoftmax._arrays.shortcuts import Known, first, is_home, of_buffers, spelled
 from maxsoftmax._forms import Forms
+from maxsoftmax._types import maps, reduces, reduces_to_pair
 
 if TYPE_CHECKING:
-    from max.driver import Device
+    from maxsoftmax._types import Algorithm, Where
 
 _softmax, _log_softmax = Known("softmax"), Known("log_softmax")
 _softmax_backward, _log_softmax_backward = Known("softmax_backward"), Known("log_softmax_backward")
@@ -26,6 +27,7 @@ _sparsemax, _sparsemax_backward = Known("sparsemax"), Known("sparsemax_backward"
 _max_sum, _logsumexp = Known("statistics"), Known("statistics")
 
 
+@maps
 def softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
@@ -37,8 +39,8 @@ def softmax(
     sink: Any = None,
     out_dtype: Any = None,
     out_scale: float | None = None,
-    device: str | Device | None = None,
-    algorithm: str = "auto",
+    device: Where = None,
+    algorithm: Algorithm = "auto",
     block_size: int | None = None,
     unroll: int | None = None,
 ) -> Any:
@@ -102,21 +104,23 @@ def softmax(
     return attention.softmax(x, axis, wanted, device, chosen, out_dtype=out_dtype, out_scale=out_scale)
 
 
+@maps
 def log_softmax(
     x: Any,
     axis: int | tuple[int, ...] | None = -1,
     *,
     out_dtype: Any = None,
     out_scale: float | None = None,
-    device: str | Device | None = None,
+    device: Where = None,
 ) -> Any:
     """Returns the logarithm of softmax: (x - max x) - ln Σ exp(x - max x) along `axis`.
 
     Args:
         x: Logits: whatever `maxsoftmax.softmax` takes.
         axis: The axis or axes along which probabilities sum to 1; None for all of them together.
-        out_dtype: What the result is of, as for `maxsoftmax.softmax`. -inf becomes -448 of float8_e4m3fn, which has no
-            infinity.
+        out_dtype: What the result is of, rounded once from the accumulator: a `max.dtype.DType`, a dtype of NumPy or
+            torch, or its name: "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", or that of `x`; that
+            if None. -inf becomes -448 of float8_e4m3fn, which has no infinity.
         out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
 
@@ -136,9 +140,8 @@ def log_softmax(
     return _along(_log_softmax, x, axis, device, out_dtype=out_dtype, out_scale=out_scale)
 
 
-def softmax_backward(
-    y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None
-) -> Any:
+@maps
+def softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `softmax`: y · (dy - Σ y·dy) along `axis`.
 
     Args:
@@ -162,9 +165,8 @@ def softmax_backward(
     return _backward(_softmax_backward, y, dy, axis, device)
 
 
-def log_softmax_backward(
-    y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None
-) -> Any:
+@maps
+def log_softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `log_softmax`: dy - e^y · Σ dy along `axis`.
 
     Args:
@@ -188,7 +190,8 @@ def log_softmax_backward(
     return _backward(_log_softmax_backward, y, dy, axis, device)
 
 
-def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None) -> Any:
+@maps
+def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
     """Returns sparsemax: max(x - max x - t, 0), where t is what makes it sum to 1 along `axis`.
 
     These are the probabilities that are nearest to `x`, most of them exactly 0 (Martins and Astudillo 2016, arXiv
@@ -216,9 +219,8 @@ def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | 
     return _along(_sparsemax, x, axis, device)
 
 
-def sparsemax_backward(
-    y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: str | Device | None = None
-) -> Any:
+@maps
+def sparsemax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `sparsemax`: where y is above 0, dy less its mean over all such, else 0.
 
     Args:
@@ -242,8 +244,9 @@ def sparsemax_backward(
     return _backward(_sparsemax_backward, y, dy, axis, device)
 
 
+@reduces_to_pair
 def max_sum(
-    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: str | Device | None = None
+    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: Where = None
 ) -> tuple[Any, Any]:
     """Returns the pair that softmax is made of: m = max x and d = Σ exp(x - m) along `axis`, the last by default.
 
@@ -274,9 +277,8 @@ def max_sum(
     return m, d
 
 
-def logsumexp(
-    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: str | Device | None = None
-) -> Any:
+@reduces
+def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: Where = None) -> Any:
     """Returns ln Σ exp x along `axis`, the last by default, where SciPy's reduces all; no finite result overflows.
 
     Args:

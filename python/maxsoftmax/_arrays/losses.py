@@ -15,9 +15,10 @@ from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import HOST, SIZES, Array, accumulator, address, product, view
 from maxsoftmax._arrays.shortcuts import discard, is_home, of_buffers
+from maxsoftmax._types import maps, reduces, reduces_to_pair
 
 if TYPE_CHECKING:
-    from max.driver import Device
+    from maxsoftmax._types import Reduction, Where
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 """What the library calls what becomes of the losses of all rows."""
@@ -26,14 +27,15 @@ _forward = shortcuts.Known("cross_entropy")
 _backward, _in_place = shortcuts.Known("cross_entropy_backward"), shortcuts.Known("cross_entropy_backward")
 
 
+@reduces
 def cross_entropy(
     x: Any,
     target: Any,
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    device: str | Device | None = None,
+    reduction: Reduction = "mean",
+    device: Where = None,
 ) -> Any:
     """Returns the cross entropy of logits and target classes, -ln softmax(x)[target], as PyTorch defines it.
 
@@ -61,27 +63,29 @@ def cross_entropy(
     return _losses(x, target, (ignore_index, label_smoothing, reduction), device)
 
 
+@reduces_to_pair
 def cross_entropy_forward(
     x: Any,
     target: Any,
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    device: str | Device | None = None,
+    reduction: Reduction = "mean",
+    device: Where = None,
 ) -> tuple[Any, Any]:
     """Returns the loss as `cross_entropy` does, and what its gradient needs.
 
     Args:
-        x: As for `cross_entropy`.
-        target: As for `cross_entropy`.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
-        device: As for `cross_entropy`.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; whatever `maxsoftmax.softmax` takes.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
+        device: Where to compute; where `x` is if None.
 
     Returns:
-        The loss, and the pairs (m, d) of all rows, as of `max_sum`: of the shape of `target` and another axis, of 2.
+        The loss, and the pairs m = max x and d = Σ exp(x - m) of all rows: of the shape of `target` and another axis,
+        of 2.
 
     Raises:
         TypeError: If an argument is not of its type.
@@ -97,6 +101,7 @@ def cross_entropy_forward(
     return loss, pairs
 
 
+@maps
 def cross_entropy_backward(
     x: Any,
     target: Any,
@@ -105,20 +110,20 @@ def cross_entropy_backward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    device: str | Device | None = None,
+    reduction: Reduction = "mean",
+    device: Where = None,
 ) -> Any:
     """Returns the gradient of the logits of `cross_entropy`: (softmax(x) - target) · dloss.
 
     Args:
-        x: As for `cross_entropy`.
-        target: As for `cross_entropy`.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; whatever `maxsoftmax.softmax` takes.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         pairs: The pairs that `cross_entropy_forward` returned.
         dloss: The gradient of the loss, of its shape and dtype; 1 if None.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
-        device: As for `cross_entropy`.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
+        device: Where to compute; where `x` is if None.
 
     Returns:
         The gradient: the shape, dtype, kind and device of `x`; 0 in rows that do not count.
@@ -136,6 +141,7 @@ def cross_entropy_backward(
     return _gradient((x, target, pairs, dloss), (ignore_index, label_smoothing, reduction), device)
 
 
+@maps
 def cross_entropy_backward_(
     x: Any,
     target: Any,
@@ -144,19 +150,19 @@ def cross_entropy_backward_(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Any:
     """Does what `cross_entropy_backward` does, but writes the gradient over the logits, where they are.
 
     Args:
-        x: Logits, as for `cross_entropy`: a NumPy array, a `torch.Tensor` or a `max.driver.Buffer`, writeable and
-            without gaps, in whose memory the gradient will be.
-        target: As for `cross_entropy`.
+        x: Logits, (n,), (rows, n) or (rows, n, …): a NumPy array, a `torch.Tensor` or a `max.driver.Buffer`, writeable
+            and without gaps, in whose memory the gradient will be.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         pairs: The pairs that `cross_entropy_forward` returned.
         dloss: The gradient of the loss, of its shape and dtype; 1 if None.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
 
     Returns:
         `x` itself.

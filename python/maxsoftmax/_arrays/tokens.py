@@ -11,7 +11,7 @@ from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
 
 if TYPE_CHECKING:
-    from max.driver import Device
+    from maxsoftmax._types import Where
 
 
 def token_log_probs(
@@ -21,7 +21,7 @@ def token_log_probs(
     *,
     temperature: float | None = None,
     entropy: bool = False,
-    device: str | Device | None = None,
+    device: Where = None,
 ) -> Any:
     """Returns the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.
 

@@ -25,8 +25,12 @@ STRIDED = 8
 """How many times as many where a slab is a few columns of all lines: each touches every page, so fewer are better."""
 
 
-def read(path: Path) -> np.ndarray:
+def read(path: Path, name: str = "") -> np.ndarray:
     """Returns the array in a .npy file, mapped into memory.
+
+    Args:
+        path: The file.
+        name: What messages call it; its path if "".
 
     Raises:
         OSError: If there is no such file, or it cannot be read.
@@ -35,7 +39,7 @@ def read(path: Path) -> np.ndarray:
     with path.open("rb") as file:
         magic = file.read(len(np.lib.format.MAGIC_PREFIX))
     if magic != np.lib.format.MAGIC_PREFIX:
-        raise ValueError(f"{path} is not a .npy file, as numpy.save writes them")
+        raise ValueError(f"{name or path} is not a .npy file, as numpy.save writes them")
     try:
         # Copy on write: whoever gets the array may write to it, and the file stays as it is.
         with np.errstate(over="ignore"):
@@ -45,7 +49,7 @@ def read(path: Path) -> np.ndarray:
         raise
     except Exception as error:  # A damaged header raises whatever the parser that it upsets does.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"{path} cannot be read as an array: {reason}") from error
+        raise ValueError(f"{name or path} cannot be read as an array: {reason}") from error
 
 
 def transform(

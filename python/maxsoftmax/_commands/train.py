@@ -150,7 +150,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.framework == "jax":
         training = task.training_in_jax(options.seed, device)
     else:
-        with log.status("compiling the graph of a step: a minute or more the first time") as compiling:
+        with log.working("compiling the graph of a step: a minute or more the first time") as compiling:
             training = task.training(options.seed, device, compiling)
     found = []
     for number, step in enumerate(training.steps(count)):

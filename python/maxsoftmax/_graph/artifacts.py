@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from max.engine import CompiledModel, InferenceSession, Model
 
@@ -14,40 +14,63 @@ from maxsoftmax import _cache as cache
 from maxsoftmax._graph.extension import distribution_version, python_sources
 from maxsoftmax._graph.extension import key as sources_key
 from maxsoftmax._native.machine import processor
+from maxsoftmax._warnings import warn
 
 FILE = "softmax.mef"
 """The name of a model in its entry of the cache."""
 
-SOURCES = ("*.py", "_graph/*.py", "_commands/demo.py", "_commands/network.py")
+SOURCES = ("*.py", "ops/*.py", "_graph/*.py", "_commands/demo.py", "_commands/network.py")
 """The modules whose functions make graphs."""
 
 
-def load(session: InferenceSession, parts: Iterable[str], compile: Callable[[], CompiledModel]) -> Model:
+def load(
+    session: InferenceSession,
+    parts: Iterable[str],
+    compile: Callable[[], CompiledModel],
+    waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Model:
     """Returns a model that comes from the cache if it is there, whole and ours; else it is compiled, and kept.
+
+    One process at a time compiles it, and others find what that one has kept.
 
     Args:
         session: Where it will run.
         parts: What makes it another one than others, beside what `_surroundings` knows.
         compile: Called when there is none; what it raises is passed on.
+        waiting: What it returns is entered while another process is waited for.
 
     Returns:
         The model, ready to execute.
     """
     digest = hashlib.sha256("\0".join([*_surroundings(), *parts]).encode()).hexdigest()
     key = f"model-{digest[:32]}"
-    kept = cache.find(key, FILE)
-    if kept is not None:
+    found = _kept(session, key)
+    if found is not None:
+        return found
+    with cache.locked(key, waiting):
+        # Another process may have compiled it meanwhile.
+        found = _kept(session, key)
+        if found is not None:
+            return found
+        compiled = compile()
         try:
-            return session.load(kept)
-        except Exception as error:  # Whatever MAX raises: the file is as it was written, and still of no use.
-            warnings.warn(f"{kept} is compiled anew, because MAX cannot load it: {error}", RuntimeWarning, stacklevel=2)
-            cache.remove(key)
-    compiled = compile()
-    try:
-        cache.entry(key, FILE, compiled.export_mef)
-    except (OSError, RuntimeError, ValueError) as error:
-        warnings.warn(f"the compiled model is not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
+            cache.entry(key, FILE, compiled.export_mef)
+        except (OSError, RuntimeError, ValueError) as error:
+            warn(f"the compiled model is not kept for the next process: {error}")
     return session.init(compiled)
+
+
+def _kept(session: InferenceSession, key: str) -> Model | None:
+    """Returns a model from the cache, if it is there, whole and ours, and MAX can load it."""
+    path = cache.find(key, FILE)
+    if path is None:
+        return None
+    try:
+        return session.load(path)
+    except Exception as error:  # Whatever MAX raises: the file is as it was written, and still of no use.
+        warn(f"{path} is compiled anew, because MAX cannot load it: {error}")
+        cache.remove(key)
+        return None
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 from maxsoftmax import _cache as cache
 
 if TYPE_CHECKING:
+    import subprocess
+
     # Calls on arrays need no graph, whose import takes a quarter of a second.
     from max.graph import Graph
 
@@ -53,10 +56,17 @@ def extension() -> Path:
 
     Raises:
         CompilerError: If it does not compile; the message is the compiler's.
+
+    Example:
+        >>> from max.graph import Graph
+        >>> with Graph("mine", input_types=[], custom_extensions=[maxsoftmax.extension()]) as graph:
+        ...     pass  # maxsoftmax.ops
+        >>> maxsoftmax.extension().name
+        'maxsoftmax.mojoc'
     """
     package = source()
     name = f"{package.name}.mojoc"
-    return _kept(name, lambda: cache.entry(f"mojo-{key()}", name, functools.partial(_precompile, package)))
+    return _kept(name, lambda: cache.made_once(f"mojo-{key()}", name, functools.partial(_precompile, package)))
 
 
 def dropin() -> Path:
@@ -71,6 +81,13 @@ def dropin() -> Path:
 
     Raises:
         CompilerError: If it does not compile; the message is the compiler's.
+
+    Example:
+        >>> from max.graph import Graph
+        >>> with Graph("theirs", input_types=[], custom_extensions=[maxsoftmax.dropin()]) as graph:
+        ...     pass  # max.graph.ops.softmax
+        >>> maxsoftmax.dropin().name
+        'maxsoftmax_dropin.mojoc'
     """
     kernels = extension()
     name = f"{DROPIN}.mojoc"
@@ -79,7 +96,7 @@ def dropin() -> Path:
         shutil.copy(kernels, output.parent)
         _precompile(source(DROPIN), output)
 
-    return _kept(name, lambda: cache.entry(f"mojo-{key(KERNELS, DROPIN)}", name, build, kernels.name))
+    return _kept(name, lambda: cache.made_once(f"mojo-{key(KERNELS, DROPIN)}", name, build, kernels.name))
 
 
 def _kept(name: str, find: Callable[[], Path]) -> Path:
@@ -98,6 +115,11 @@ def drop_into(graph: Graph) -> None:
     Raises:
         TypeError: If it is no graph.
         CompilerError: If `dropin()` does not compile.
+
+    Example:
+        >>> from max.graph import Graph
+        >>> graph = Graph("theirs", input_types=[])
+        >>> maxsoftmax.drop_into(graph)
     """
     if not hasattr(graph, "_import_kernels"):
         raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
@@ -170,6 +192,13 @@ def _precompile(package: Path, output: Path) -> None:
         raise CompilerError(f"{package} does not compile:\n{error}") from error
 
 
+_running: set[subprocess.Popen[str]] = set()
+"""Compilers that have not ended."""
+
+# They are the parent's.
+os.register_at_fork(after_in_child=_running.clear)
+
+
 def run_mojo(*arguments: str) -> str:
     """Runs Mojo's command and returns what it printed.
 
@@ -181,22 +210,37 @@ def run_mojo(*arguments: str) -> str:
         # Only who compiles needs these.
         import subprocess
 
-        from mojo.run import subprocess_run_mojo
+        from mojo import run
 
-        done = subprocess_run_mojo(
-            list(arguments),
+        environment = run._mojo_env()
+        with subprocess.Popen(
+            [environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo") or "mojo", *arguments],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-        )
+        ) as process:
+            _running.add(process)
+            try:
+                printed = process.communicate()[0]
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                _running.discard(process)
     except (ImportError, OSError, RuntimeError) as error:
         raise CompilerError(
             f"Mojo's compiler cannot be run ({str(error).strip()}): reinstall `max`, or compile ahead of time, as "
             "`maxsoftmax compile --help` says"
         ) from error
-    if done.returncode:
-        raise CompilerError(done.stdout.strip() or f"it ended with status {done.returncode}")
-    printed: str = done.stdout
+    if process.returncode:
+        raise CompilerError(printed.strip() or f"it ended with status {process.returncode}")
     return printed
+
+
+def stop_compilers() -> None:
+    """Ends the compilers that other threads have started, whose calls of `run_mojo` fail then."""
+    for process in list(_running):
+        process.kill()

@@ -13,6 +13,7 @@ from max.engine import InferenceSession, Model
 from max.graph import Graph
 
 from maxsoftmax._graph import artifacts
+from maxsoftmax._interrupt import interruptible
 
 Observer = Callable[[str], AbstractContextManager[Any]]
 
@@ -66,13 +67,19 @@ def model(device: Device, what: str, graph: Callable[[], Graph]) -> Model:
         if parts not in _models:
             session = _session(device)
 
-            def compile() -> Any:
+            @contextmanager
+            def observed() -> Iterator[None]:
                 with ExitStack() as stack:
                     for observer in _observers:
                         stack.enter_context(observer(f"{what} on {name(device)}"))
-                    return session.compile(graph())
+                    yield
 
-            _models[parts] = artifacts.load(session, parts, compile)
+            def compile() -> Any:
+                with observed():
+                    made = graph()
+                    return interruptible(lambda: session.compile(made))
+
+            _models[parts] = artifacts.load(session, parts, compile, observed)
     return _models[parts]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from max.graph import DeviceRef
 
 from maxsoftmax import _files as files
 from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
+from maxsoftmax._warnings import warn
 
 
 class Choice(NamedTuple):
@@ -95,5 +95,5 @@ def _read(path: Path) -> dict[str, Any]:
         reason = str(error)
     # Speed is all that is lost.
     default = f"blocks of {BLOCK_SIZE} and unroll {UNROLL}"
-    warnings.warn(f"{path} cannot be read, so {default} are used: {reason}", RuntimeWarning, stacklevel=4)
+    warn(f"{path} cannot be read, so {default} are used: {reason}")
     return {}

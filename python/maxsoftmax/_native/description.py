@@ -23,8 +23,8 @@ POINTERS = {
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
-XLA = tuple(name for name in POINTERS if name not in ("softmax_forms", "token_log_probs", "token_log_probs_backward"))
-"""Those that XLA may call, which has no pointers to nothing, as absent scales, masks and entropies are."""
+XLA = tuple(name for name in POINTERS if name != "softmax_forms")
+"""Those that XLA may call."""
 
 BUNDLE = "all"
 """The name of the library of all of them."""

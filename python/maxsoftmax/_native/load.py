@@ -7,7 +7,6 @@ import functools
 import shutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from maxsoftmax import _cache as cache
 from maxsoftmax._native import build, devices, fork, precompiled, progress
 from maxsoftmax._native.description import POINTERS, Library, library
+from maxsoftmax._warnings import warn
 
 
 class Entry(NamedTuple):
@@ -143,6 +143,8 @@ def _find(wanted: Library) -> Entry | None:
             found = find(candidate)
             if found is not None:
                 return _entry(found, wanted, bundled=candidate == bundle)
+        if find is _precompiled:
+            precompiled.warn_if_useless(*candidates)
     return None
 
 
@@ -154,7 +156,7 @@ def _precompiled(wanted: Library) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        warnings.warn(f"{path} is not used: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"{path} is not used: {error}")
         return None
 
 
@@ -183,7 +185,7 @@ def _kept(key: str) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        warnings.warn(f"{path} is built anew, because it cannot be loaded: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"{path} is built anew, because it cannot be loaded: {error}")
         cache.remove(key)
         return None
 
@@ -193,7 +195,7 @@ def _keep(key: str, path: Path) -> None:
     try:
         cache.entry(key, build.FILE, functools.partial(shutil.copyfile, path))
     except OSError as error:
-        warnings.warn(f"built libraries are not kept for the next process: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"built libraries are not kept for the next process: {error}")
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 import stat
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from maxsoftmax import _files as files
 from maxsoftmax._graph.extension import compiler
 from maxsoftmax._native import build, machine
 from maxsoftmax._native.description import Library
+from maxsoftmax._warnings import warn
 
 VARIABLE = "MAXSOFTMAX_PRECOMPILED"
 """Environment variable that names their folder."""
@@ -62,7 +62,7 @@ def write(folder: Path, library: Library, target_cpu: str = "") -> Path:
 def find(library: Library) -> Path | None:
     """Returns a library from the folder that the variable names, or None if there is none that can be used.
 
-    Where there is one that is of no use, or nothing that is of any, a warning says why.
+    Where there is one that is of no use, a warning says why.
     """
     here = folder()
     if here is None:
@@ -75,10 +75,15 @@ def find(library: Library) -> Path | None:
             return path
         reasons[path] = reason
     for path, reason in reasons.items():
-        warnings.warn(f"{path} is not used: {reason}", RuntimeWarning, stacklevel=2)
-    if not reasons:
-        _warn_if_useless(here)
+        warn(f"{path} is not used: {reason}")
     return None
+
+
+def warn_if_useless(library: Library, *others: Library) -> None:
+    """Warns, once, that the folder that the variable names has neither a library nor others that would do."""
+    here = folder()
+    if here is not None:
+        _warn_if_useless(here, library, others)
 
 
 def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, Any] | OSError | ValueError]]:
@@ -170,15 +175,18 @@ def _reason_against_processor(about: dict[str, Any]) -> str | None:
 
 
 @functools.cache
-def _warn_if_useless(here: Path) -> None:
-    """Warns where a folder has nothing that could be a library."""
+def _warn_if_useless(here: Path, library: Library, others: tuple[Library, ...]) -> None:
     try:
-        if any(path.suffix == ".so" for path in here.iterdir()):
+        if not any(path.suffix == ".so" for path in here.iterdir()):
+            reason = "it holds no library"
+        elif any(True for wanted in (library, *others) for _ in _matching(here, wanted)):
+            # Of which it has been said why they are not used.
             return
-        reason = "it holds no library"
+        else:
+            reason = f"it does not hold {library}"
     except OSError as error:
         reason = error.strerror or str(error)
-    warnings.warn(f"{VARIABLE} names {here}, which is of no use: {reason}", RuntimeWarning, stacklevel=4)
+    warn(f"{VARIABLE} names {here}, which is of no use here: {reason}")
 
 
 def _processor() -> str:

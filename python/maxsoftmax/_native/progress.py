@@ -12,7 +12,7 @@ from maxsoftmax._native import fork
 from maxsoftmax._native.description import Library
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.progress import Progress
 
 Observer = Callable[[Library], AbstractContextManager[Any]]
 
@@ -53,7 +53,7 @@ class Display:
     def reset(self) -> None:
         """Forgets all lines, and the threads that showed them."""
         self._lines: list[str] = []
-        self._status: Status | None = None
+        self._status: Progress | None = None
         self._lock = threading.Lock()
 
     @contextmanager
@@ -81,11 +81,11 @@ class Display:
         from maxsoftmax._commands.console import Console
 
         if self._lines and self._status is None:
-            self._status = Console(stderr=True).status(self._lines[-1])
+            self._status = Console(stderr=True).working(self._lines[-1])
             self._status.start()
         elif self._lines and self._status:
             more = f" (and {len(self._lines) - 1} more)" if len(self._lines) > 1 else ""
-            self._status.update(self._lines[-1] + more)
+            self._status.update(self._status.task_ids[0], description=self._lines[-1] + more)
         elif self._status:
             self._status.stop()
             self._status = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from maxsoftmax._arguments import OUT, dtype_name
+from maxsoftmax._graph.extension import stop_compilers
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
 from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
@@ -30,13 +31,16 @@ def warm_up(
     Args:
         ops: Names of functions of this package that take arrays, such as "softmax"; all of them if None.
         dtypes: Of the arrays: "float32", "bfloat16", "float16" and "float64".
-        out_dtype: The name of what results are of, as for `softmax`; "softmax" and "log_softmax" have that choice.
+        out_dtype: The name of the dtype of results, if not that of the arrays; for "softmax" and "log_softmax" only.
         device: Where they will be called: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; the CPU if None.
 
     Raises:
         TypeError: If `ops` or `dtypes` is a string, or `device` is neither a string nor a device.
         ValueError: If there is no such op, dtype or device, or an op has no choice of `out_dtype`.
         RuntimeError: If something cannot be built; the message is the compiler's.
+
+    Example:
+        >>> maxsoftmax.warm_up(ops=["softmax"], dtypes=["float32"])
     """
     names = libraries(ops, out_dtype)
     chosen = _several("dtypes", dtypes, DTYPES)
@@ -103,6 +107,8 @@ def parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
             return [future.result() for future in futures]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            # Ctrl-C on a terminal ends compilers, too; other signals reach this process alone.
+            stop_compilers()
             raise
 
 

@@ -18,7 +18,7 @@ from maxsoftmax._arguments import check_algorithm, check_block_size, check_unrol
 from maxsoftmax._commands import parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import chart, published
+from maxsoftmax.bench import chart, losses, published
 from maxsoftmax.bench.apart import ROUNDS, Apart
 from maxsoftmax.bench.cases import (
     BLOCK_SIZE,
@@ -48,13 +48,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="measures our kernels beside other libraries",
         description="Checks every result against float64, then times it beside a copy of the same bytes.",
         epilog="suites: "
-        + "; ".join(f"{name}, {suite.title[0].lower()}{suite.title[1:]}" for name, suite in SUITES.items()),
+        + "; ".join(f"{name}, {suite.title[0].lower()}{suite.title[1:]}" for name, suite in SUITES.items())
+        + f"; {losses.LOSSES}, linear cross entropy, time and memory",
     )
     bench.add_argument(
         "suite",
         nargs="?",
         metavar="SUITE",
-        help=f"{', '.join(SUITES)}, or '{REPORT}' to show FILEs again (default: ladder on a GPU, cpu without one)",
+        help=f"{', '.join([*SUITES, losses.LOSSES])}, or '{REPORT}' to show FILEs again (default: ladder on a GPU, cpu "
+        "without one)",
     )
     bench.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"JSON of earlier runs, for '{REPORT}'")
     bench.add_argument(
@@ -144,6 +146,8 @@ def run(options: argparse.Namespace) -> int:
     if options.calls is not None and (options.suite != CALL or options.calls < 1):
         raise ValueError(f"--calls {options.calls}: at least 1, and for suite {CALL!r}")
     _limit_threads(options.threads)
+    if options.suite == losses.LOSSES:
+        return losses.run(options)
     name, suite, best = _chosen(options)
     device = runtime.device(options.device or best)
     ways = _ways(options, suite, device.label)
@@ -223,7 +227,9 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
     present = [runtime.name(device) for device in runtime.devices()]
     best = "gpu" if "gpu" in present else "cpu"
     if options.suite and options.suite not in SUITES:
-        raise ValueError(f"suite {options.suite!r} does not exist: choose from {', '.join(SUITES)}, {REPORT}")
+        raise ValueError(
+            f"suite {options.suite!r} does not exist: choose from {', '.join([*SUITES, losses.LOSSES, REPORT])}"
+        )
     if options.suite == CALL:
         return CALL, _of_calls(options), best
     if options.shape:

@@ -1,15 +1,15 @@
-"""Softmax, its logarithm, logsumexp, sparsemax and cross entropy for arrays of JAX, with gradients of every order.
+"""Softmax, its relatives and cross entropy for arrays of JAX, with derivatives of every order.
 
 They are called under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`, `jax.shard_map` and the like, or without. XLA
 calls the kernels where its arrays are, on the CPU and on CUDA devices. When a function is compiled for another platform
-it is refused. Derivatives are computed backward: JAX refuses those that are computed forward, as by `jax.jvp`.
+it is refused. Under `jax.shard_map` rows may be divided over devices: `axis_name` says along which axis of the mesh.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 try:
@@ -21,13 +21,16 @@ from jax import numpy as jnp
 
 from maxsoftmax._arguments import (
     FLOATS,
+    check_flag,
     check_ignore_index,
     check_label_smoothing,
+    check_temperature,
+    check_tokens_shape,
     normalize_axes,
     normalize_axis,
     words,
 )
-from maxsoftmax.jax import differentiable
+from maxsoftmax.jax import differentiable, sharded
 
 __all__ = [
     "cross_entropy",
@@ -36,12 +39,16 @@ __all__ = [
     "softmax",
     "softmax_cross_entropy_with_integer_labels",
     "sparsemax",
+    "token_log_probs",
 ]
 
 Axes = int | Sequence[int] | None
 
+AxisName = Hashable | Sequence[Hashable] | None
+"""One axis of a mesh, or several of them, as `jax.lax.psum` takes them."""
 
-def softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
+
+def softmax(x: Any, axis: Axes = -1, where: Any = None, *, axis_name: AxisName = None) -> jax.Array:
     """Returns softmax of an array along one axis or several, as `jax.nn.softmax` does.
 
     Args:
@@ -49,6 +56,8 @@ def softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
             floats of JAX's default dtype.
         axis: The axis or axes that will sum to 1; None for all of them together.
         where: Which elements count, if not None: bools that broadcast to the shape of `x`. Others are 0.
+        axis_name: The axis of the mesh, or several, that rows are divided along, under `jax.shard_map` or the like:
+            then `x` is this device's shard of every row. None if it has whole rows.
 
     Returns:
         Probabilities, of the shape and dtype of `x`.
@@ -56,6 +65,7 @@ def softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
     Raises:
         TypeError: If an argument is not of its type, or the dtype is not one of these.
         ValueError: If there is no such axis, or `where` has another shape.
+        NameError: If there is no such axis of a mesh here.
         RuntimeError: If the library cannot be built.
 
     Example:
@@ -63,16 +73,17 @@ def softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
         >>> jax.jit(maxsoftmax.jax.softmax)(jax.numpy.zeros((1, 4)))
         Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
-    return _along("softmax", x, axis, where)
+    return _along("softmax", x, axis, where, axis_name)
 
 
-def log_softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
+def log_softmax(x: Any, axis: Axes = -1, where: Any = None, *, axis_name: AxisName = None) -> jax.Array:
     """Returns the logarithm of softmax of an array along one axis or several, as `jax.nn.log_softmax` does.
 
     Args:
-        x: Logits, as for `softmax`.
-        axis: The axis or axes along which probabilities sum to 1, as for `softmax`.
-        where: Which elements count, as for `softmax`. Others are -inf.
+        x: Logits: of any shape; float32, bfloat16, float16, or float64 where JAX has it.
+        axis: The axis or axes along which probabilities sum to 1; None for all of them together.
+        where: Which elements count, if not None: bools that broadcast to the shape of `x`. Others are -inf.
+        axis_name: The axis of the mesh, or several, along which rows are divided; None if each device has whole rows.
 
     Returns:
         Logarithms of probabilities, of the shape and dtype of `x`.
@@ -80,6 +91,7 @@ def log_softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
     Raises:
         TypeError: If an argument is not of its type, or the dtype is not one of these.
         ValueError: If there is no such axis, or `where` has another shape.
+        NameError: If there is no such axis of a mesh here.
         RuntimeError: If the library cannot be built.
 
     Example:
@@ -87,7 +99,7 @@ def log_softmax(x: Any, axis: Axes = -1, where: Any = None) -> jax.Array:
         >>> maxsoftmax.jax.log_softmax(jax.numpy.zeros((1, 2)))
         Array([[-0.6931472, -0.6931472]], dtype=float32)
     """
-    return _along("log_softmax", x, axis, where)
+    return _along("log_softmax", x, axis, where, axis_name)
 
 
 def sparsemax(x: Any, axis: Axes = -1) -> jax.Array:
@@ -96,8 +108,8 @@ def sparsemax(x: Any, axis: Axes = -1) -> jax.Array:
     It is max(x - max x - t, 0), where t is what makes it sum to 1 (Martins and Astudillo 2016, arXiv 1602.02068).
 
     Args:
-        x: Logits, as for `softmax`.
-        axis: The axis or axes that will sum to 1, as for `softmax`.
+        x: Logits: of any shape; float32, bfloat16, float16, or float64 where JAX has it.
+        axis: The axis or axes that will sum to 1; None for all of them together.
 
     Returns:
         Probabilities, of the shape and dtype of `x`.
@@ -115,21 +127,26 @@ def sparsemax(x: Any, axis: Axes = -1) -> jax.Array:
     return _along("sparsemax", x, axis, None)
 
 
-def logsumexp(a: Any, axis: Axes = None, *, keepdims: bool = False, where: Any = None) -> jax.Array:
+def logsumexp(
+    a: Any, axis: Axes = None, *, keepdims: bool = False, where: Any = None, axis_name: AxisName = None
+) -> jax.Array:
     """Returns ln Σ exp a along one axis or several, as `jax.nn.logsumexp` does.
 
     Args:
-        a: Logits, as for `softmax`.
+        a: Logits: of any shape; float32, bfloat16, float16, or float64 where JAX has it.
         axis: The axis or axes that are reduced; None for all of them together.
         keepdims: Whether these axes stay, of length 1.
-        where: Which elements count, as for `softmax`.
+        where: Which elements count, if not None: bools that broadcast to the shape of `a`.
+        axis_name: The axis of the mesh, or several, along which rows are divided; None if each device has whole rows.
 
     Returns:
-        The logarithms, of the shape of `a` without the axes, and its dtype: -inf for nothing but -inf.
+        The logarithms, of the shape of `a` without the axes, and its dtype: -inf for nothing but -inf. All devices that
+        share a row have the same bits.
 
     Raises:
         TypeError: If an argument is not of its type, or the dtype is not one of these.
         ValueError: If there is no such axis, or `where` has another shape.
+        NameError: If there is no such axis of a mesh here.
         RuntimeError: If the library cannot be built.
 
     Example:
@@ -138,29 +155,39 @@ def logsumexp(a: Any, axis: Axes = None, *, keepdims: bool = False, where: Any =
         Array([ 1000., -1000.], dtype=float32)
     """
     a = _logits(a, "a")
-    axes = normalize_axes(axis, a.ndim)
-    return _logsumexp(a, _checked_where(where, a, "a"), axes, bool(keepdims))
+    axes = normalize_axes(axis, a.ndim, "a")
+    return _logsumexp(a, _checked_where(where, a, "a"), axes, bool(keepdims), _names(axis_name))
 
 
 def cross_entropy(
-    logits: Any, labels: Any, axis: int = -1, *, ignore_index: int = -100, label_smoothing: float = 0.0
+    logits: Any,
+    labels: Any,
+    axis: int = -1,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Returns the cross entropy of logits and labels, one for each row: -ln softmax(logits)[label].
 
     Args:
-        logits: Logits, as for `softmax`, of rank 1 or more.
+        logits: Logits: of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
         labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1 or
-            `ignore_index`. On a GPU another one makes its row's loss NaN.
+            `ignore_index`. On a GPU, and where rows are divided, another one makes its row's loss NaN. Where rows are
+            divided, they count the classes of all shards, and all devices that share a row have its label.
         axis: The axis of the classes.
         ignore_index: The label of rows that do not count: their loss is 0.
         label_smoothing: From 0 to 1: the share of a label that is spread evenly over all classes.
+        axis_name: The axis of the mesh, or several, along which rows are divided; None if each device has whole rows.
 
     Returns:
         The losses, of the shape of `labels` and the dtype of `logits`. Their sum or mean is left to the caller.
 
     Raises:
         TypeError: If an argument is not of its type or dtype.
-        ValueError: If shapes do not fit, or there is no such axis, index or share.
+        ValueError: If shapes do not fit, or there is no such axis, index or share; where rows are divided, if labels
+            may differ between devices that share a row, as `shard_map` sees it.
+        NameError: If there is no such axis of a mesh here.
         RuntimeError: If the library cannot be built.
         jax.errors.JaxRuntimeError: If a label on a CPU is not a class, when it is computed.
 
@@ -173,22 +200,22 @@ def cross_entropy(
     logits, labels = _logits(logits, "logits"), jnp.asarray(labels)
     if not logits.ndim:
         raise ValueError("logits have rank 0, but need an axis of classes")
-    place = normalize_axis(axis, logits.ndim)
+    place = normalize_axis(axis, logits.ndim, name="logits")
     choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels have dtype {labels.dtype}, but classes are integers")
     rows = (*logits.shape[:place], *logits.shape[place + 1 :])
     if labels.shape != rows:
         raise ValueError(f"labels have shape {labels.shape}, but logits of {logits.shape} need {words(rows)}")
-    return _cross_entropy(logits, labels, place, *choices)
+    return _cross_entropy(logits, labels, place, *choices, _names(axis_name))
 
 
 def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: int = -1) -> jax.Array:
     """Returns what `cross_entropy` does, by the name and the arguments that optax has.
 
     Args:
-        logits: Logits, as for `cross_entropy`.
-        labels: The class of each row, as for `cross_entropy`.
+        logits: Logits: of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
+        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1.
         axis: The axis of the classes.
 
     Returns:
@@ -206,6 +233,47 @@ def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: in
         Array(0.6931472, dtype=float32)
     """
     return cross_entropy(logits, labels, axis)
+
+
+def token_log_probs(
+    x: Any, tokens: Any, axis: int = -1, *, temperature: float | None = None, entropy: bool = False
+) -> Any:
+    """Returns the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.
+
+    These are the elements of `log_softmax(x / temperature)` that `tokens` names, without the others.
+
+    Args:
+        x: Logits, of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
+        tokens: Which elements of each row: integers, of the shape of `x` without `axis`, or with `axis` of another
+            length, for as many tokens a row. What is not from 0 to n - 1 has the logarithm NaN.
+        axis: The axis of the tokens' probabilities.
+        temperature: A positive number that logits are divided by; 1 if None.
+        entropy: Whether to return the entropy of each row, too: -Σ p ln p.
+
+    Returns:
+        The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of the shape of
+        `x` without `axis`. Both are float64 if `x` is, else float32.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes do not fit, there is no such axis, or the temperature is not allowed.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> import jax, maxsoftmax.jax
+        >>> logits, tokens = jax.numpy.array([[0.0, 0.0], [9.0, -jax.numpy.inf]]), jax.numpy.array([1, 0])
+        >>> jax.jit(maxsoftmax.jax.token_log_probs)(logits, tokens)
+        Array([-0.6931472,  0.       ], dtype=float32)
+    """
+    x, tokens = _logits(x), jnp.asarray(tokens)
+    if not x.ndim:
+        raise ValueError("x has rank 0, but logits need an axis of tokens: reshape it to rank 1 first")
+    place = normalize_axis(axis, x.ndim)
+    choices = check_temperature(temperature), check_flag("entropy", entropy)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"tokens have dtype {tokens.dtype}, but they are integers")
+    check_tokens_shape(tokens.shape, x.shape, place)
+    return _token_log_probs(x, tokens, place, *choices)
 
 
 def _logits(x: Any, name: str = "x") -> jax.Array:
@@ -243,51 +311,67 @@ def _checked_where(where: Any, x: jax.Array, name: str = "x") -> jax.Array | Non
         raise ValueError(f"where has shape {where.shape}, which does not broadcast to {name} of {x.shape}") from None
 
 
-def _along(name: str, x: Any, axis: Axes, where: Any) -> jax.Array:
+def _names(axis_name: Any) -> sharded.Names:
+    """Returns the axes of a mesh that rows are divided along."""
+    if axis_name is None:
+        return ()
+    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+
+
+def _along(name: str, x: Any, axis: Axes, where: Any, axis_name: AxisName = None) -> jax.Array:
     x = _logits(x)
-    return _computed(x, _checked_where(where, x), name, normalize_axes(axis, x.ndim))
+    return _computed(x, _checked_where(where, x), name, normalize_axes(axis, x.ndim), _names(axis_name))
 
 
-@functools.partial(jax.jit, static_argnames=("name", "axes"), inline=True)
-def _computed(x: jax.Array, where: jax.Array | None, name: str, axes: tuple[int, ...]) -> jax.Array:
-    function = getattr(differentiable, name)
+@functools.partial(jax.jit, static_argnames=("name", "axes", "names"), inline=True)
+def _computed(
+    x: jax.Array, where: jax.Array | None, name: str, axes: tuple[int, ...], names: sharded.Names
+) -> jax.Array:
     masked = x if where is None else jnp.where(where, x, -jnp.inf)
     rows, place, undo = _merged(masked, axes)
-    y = undo(function(rows, place))
+    if names and x.size:
+        y = undo(getattr(sharded, name)(rows, place, names))
+    else:
+        y = undo(getattr(differentiable, name)(rows, place))
     if where is None:
         return y
     return jnp.where(where, y, 0 if name == "softmax" else -jnp.inf)
 
 
-@functools.partial(jax.jit, static_argnames=("axes", "keepdims"), inline=True)
-def _logsumexp(a: jax.Array, where: jax.Array | None, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("axes", "keepdims", "names"), inline=True)
+def _logsumexp(
+    a: jax.Array, where: jax.Array | None, axes: tuple[int, ...], keepdims: bool, names: sharded.Names
+) -> jax.Array:
     rows, place, _ = _merged(a if where is None else jnp.where(where, a, -jnp.inf), axes)
     shape = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
-    return differentiable.logsumexp(rows, place).reshape(shape)
+    found = sharded.logsumexp(rows, place, names) if names and a.size else differentiable.logsumexp(rows, place)
+    return found.reshape(shape)
 
 
-@functools.partial(jax.jit, static_argnames=("axis", "ignore_index", "label_smoothing"), inline=True)
-def _cross_entropy(
-    logits: jax.Array, labels: jax.Array, axis: int, ignore_index: int, label_smoothing: float
+@functools.partial(jax.jit, static_argnames=("axis", "ignore_index", "label_smoothing", "names"), inline=True)
+def _cross_entropy(  # noqa: PLR0917 (as JAX passes them)
+    logits: jax.Array, labels: jax.Array, axis: int, ignore_index: int, label_smoothing: float, names: sharded.Names
 ) -> jax.Array:
     if labels.dtype not in (jnp.int32, jnp.int64):
         labels = labels.astype(jnp.int32)
     if not logits.shape[axis]:
         # None of them has a class.
         return jnp.where(labels == ignore_index, 0, jnp.nan).astype(logits.dtype)
-    # Under shard_map, logits that all devices have alike differ from there on, if labels do; gradients then add up.
-    apart = tuple(_varying(labels) - _varying(logits))
-    if apart:
-        logits = jax.lax.pcast(logits, apart, to="varying")
+    if names and logits.size:
+        return sharded.cross_entropy(logits, labels, axis, names, (ignore_index, label_smoothing))
     return differentiable.cross_entropy(logits, labels, axis, ignore_index, label_smoothing)
 
 
-def _varying(x: jax.Array) -> frozenset[Any]:
-    """Returns the axes of a mesh, under shard_map, along which an array may differ."""
-    kind = jax.typeof(x)
-    # Versions of JAX tell it one way or the other.
-    found = getattr(kind, "vma", None) or getattr(getattr(kind, "manual_axis_type", None), "varying", None)
-    return frozenset(found or ())
+@functools.partial(jax.jit, static_argnames=("axis", "temperature", "entropy"), inline=True)
+def _token_log_probs(logits: jax.Array, tokens: jax.Array, axis: int, temperature: float, entropy: bool) -> Any:
+    if tokens.dtype not in (jnp.int32, jnp.int64):
+        tokens = tokens.astype(jnp.int32)
+    several = tokens.ndim == logits.ndim
+    # Those of a row are neighbours.
+    each = jnp.moveaxis(tokens, axis, -1) if several else tokens[..., None]
+    log_probs, *entropies = differentiable.token_log_probs(logits, each, axis, temperature, entropy)
+    result = jnp.moveaxis(log_probs, -1, axis) if several else log_probs.squeeze(-1)
+    return (result, *entropies) if entropy else result
 
 
 def _merged(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, int, Callable[[jax.Array], jax.Array]]:

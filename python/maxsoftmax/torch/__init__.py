@@ -20,8 +20,10 @@ from maxsoftmax._arguments import (
     check_reduction,
     check_softcap,
     check_temperature,
+    check_z_loss,
 )
-from maxsoftmax.torch import autograd, linear, losses, operators
+from maxsoftmax._types import Reduction
+from maxsoftmax.torch import autograd, linear, linear_tokens, losses, operators
 from maxsoftmax.torch.arguments import check_tensor, check_tokens, dimension
 from maxsoftmax.torch.direct_losses import REDUCTIONS
 from maxsoftmax.torch.modes import is_autocast
@@ -31,6 +33,7 @@ from maxsoftmax.torch.patch import patch
 __all__ = [
     "cross_entropy",
     "linear_cross_entropy",
+    "linear_token_log_probs",
     "log_softmax",
     "operators",
     "patch",
@@ -85,10 +88,11 @@ def log_softmax(
     """Returns the logarithm of softmax of a tensor along one dimension, as `torch.log_softmax` does.
 
     Args:
-        x: Logits, as for `softmax`.
-        dim: The dimension along which probabilities sum to 1, as for `softmax`.
-        dtype: What `x` is converted to before, as for `softmax`.
-        out: Where the result goes, as for `softmax`.
+        x: Logits: of any shape; float32, bfloat16, float16 or float64, or anything else together with `dtype`.
+        dim: The dimension along which probabilities sum to 1; negative counts from the last. None is 0 for tensors of
+            rank 0, 1 and 3, else 1.
+        dtype: What `x` is converted to before, if not None.
+        out: Where the result goes, if not None: of its dtype and device.
 
     Returns:
         Logarithms of probabilities: of the shape and device of `x`, with its strides if it has no gaps. They have a
@@ -118,10 +122,11 @@ def sparsemax(
     It is max(x - max x - t, 0), where t is what makes it sum to 1 (Martins and Astudillo 2016, arXiv 1602.02068).
 
     Args:
-        x: Logits, as for `softmax`.
-        dim: The dimension that will sum to 1, as for `softmax`.
-        dtype: What `x` is converted to before, as for `softmax`.
-        out: Where the result goes, as for `softmax`.
+        x: Logits: of any shape; float32, bfloat16, float16 or float64, or anything else together with `dtype`.
+        dim: The dimension that will sum to 1; negative counts from the last. None is 0 for tensors of rank 0, 1 and 3,
+            else 1.
+        dtype: What `x` is converted to before, if not None.
+        out: Where the result goes, if not None: of its dtype and device.
 
     Returns:
         Probabilities: of the shape and device of `x`, with its strides if it has no gaps. They have a gradient, and
@@ -150,7 +155,7 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """Returns the cross entropy of logits and targets, as `torch.nn.functional.cross_entropy` does.
@@ -163,7 +168,7 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
         weight: What each class counts: of shape (n,) and the dtype of `x`; None counts all alike.
         size_average: Deprecated in torch, as is `reduce`: either overrides `reduction`, with a warning.
         ignore_index: The class of rows that do not count.
-        reduce: As `size_average`.
+        reduce: Deprecated in torch, as `size_average` is.
         reduction: "mean" over the rows that count, by their weights, NaN if there are none; "sum"; or "none" for one
             loss a row.
         label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
@@ -211,7 +216,7 @@ def token_log_probs(
     depend on nothing but the row, its tokens' included, and are the same with and without the entropy.
 
     Args:
-        x: Logits, as for `softmax`, of rank 1 or more.
+        x: Logits, of rank 1 or more; float32, bfloat16, float16 or float64.
         tokens: Which elements of each row: of the shape of `x` without `dim`, or with `dim` of another length, for as
             many tokens a row; int64 or int32. What is not from 0 to n - 1 has the logarithm NaN, and no gradient where
             the gradient of that is 0, as behind `torch.where`; else the row's gradient is NaN.
@@ -248,15 +253,16 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     softcap: float | None = None,
+    z_loss: float = 0.0,
     chunk: int | None = None,
 ) -> torch.Tensor:
     """Returns the cross entropy of the logits hidden · weightᵀ + bias, without ever having the logits of all rows.
 
-    Rows are taken in chunks, whose logits are overwritten by their gradient. The products are torch's. The gradients
-    of weight and bias are added up in float32 or wider over all chunks, and rounded once. Rows that do not count are
-    not multiplied. On a GPU the host waits until it knows how many count.
+    Rows are taken in chunks, whose logits are overwritten by their gradient; few rows may be one chunk. The products
+    are torch's. The gradients of weight and bias are added up in float32 or wider over all chunks, and rounded once.
+    Rows that do not count are not multiplied. On a GPU the host waits until it knows how many count.
 
     Args:
         hidden: What the logits are made of: (…, features); of a dtype that `softmax` takes.
@@ -269,8 +275,10 @@ def linear_cross_entropy(
         reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row, which
             makes the logits twice if there is a gradient.
         softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
+        z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
         chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
-            at least 128.
+            at least 128, and on a GPU, if the gradient of a weight in bfloat16 or float16 is wanted, at least as many
+            as there are features, and all if they are at most twice as many.
 
     Returns:
         The loss: a scalar, or of the shape of `target`; of the dtype and device of `hidden`, but float32 for bfloat16
@@ -295,8 +303,62 @@ def linear_cross_entropy(
         check_label_smoothing(label_smoothing),
         check_reduction(reduction),
         check_softcap(softcap),
+        check_z_loss(z_loss),
         check_chunk(chunk),
         linear.product_dtype(hidden, weight, bias),
     )
     loss = linear.linear_cross_entropy(hidden, weight, target, bias, options)
     return loss if torch.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype)
+
+
+def linear_token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    entropy: bool = False,
+    softcap: float | None = None,
+    chunk: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `token_log_probs` does of the logits hidden · weightᵀ + bias, without the logits of all rows.
+
+    Rows are taken in chunks. The products are torch's. A gradient makes the logits of a chunk again, and has memory for
+    the logits of two; the gradients of weight and bias are added up in float32 or wider, and rounded once.
+
+    Args:
+        hidden: What the logits are made of: (…, features); of a dtype that `softmax` takes.
+        weight: (n, features) for n tokens, of the dtype of `hidden`, or any under torch.autocast.
+        tokens: Which tokens of each row: (…), or (…, k) for k a row; int64 or int32. What is not from 0 to n - 1 is as
+            for `token_log_probs`.
+        bias: (n,), or None.
+        temperature: A positive number that logits are divided by; 1 if None.
+        entropy: Whether to return the entropy of each row, too: -Σ p ln p.
+        softcap: A positive number c that turns logits z into c · tanh(z / c), before the temperature; None for none.
+        chunk: Rows to take at a time; None to choose it.
+
+    Returns:
+        The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of shape (…):
+        float64 if the products are, else float32. They have a gradient, which has none.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> hidden, weight = torch.ones(2, 3), torch.zeros(4, 3)
+        >>> maxsoftmax.torch.linear_token_log_probs(hidden, weight, torch.tensor([0, 3]))
+        tensor([-1.3863, -1.3863])
+    """
+    linear_tokens.check(hidden, weight, tokens, bias)
+    options = linear_tokens.Options(
+        check_temperature(temperature),
+        check_flag("entropy", entropy),
+        check_softcap(softcap),
+        check_chunk(chunk),
+        linear.product_dtype(hidden, weight, bias),
+    )
+    found = linear_tokens.linear_token_log_probs(hidden, weight, tokens, bias, options)
+    return found if entropy else found[0]

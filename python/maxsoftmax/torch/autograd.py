@@ -6,6 +6,8 @@ Each function takes the shortest of three ways: to the kernel, if nobody wants a
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +23,23 @@ from maxsoftmax.torch.modes import is_forward, is_watched
 _operators = torch.ops.maxsoftmax
 
 
+def _is_dtensor(x: torch.Tensor) -> bool:
+    """Returns whether `x` is split over processes, importing nothing: whoever made it has imported what it needs."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def _dtensors() -> Any:
+    """Returns the functions for such tensors, which are made of those here."""
+    return importlib.import_module("maxsoftmax.torch.dtensor")
+
+
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns softmax along a dimension."""
     if type(x) not in PLAIN or is_watched():
         check_tensor(x)
+        if _is_dtensor(x):
+            return _dtensors().along("softmax", x, dimension(x, dim))
         return torch.softmax(x, dim) if is_forward() else _operators.softmax.default(x, dimension(x, dim))
     if x.requires_grad and _has_gradients():
         return _apply_softmax(x, dim)
@@ -35,6 +50,8 @@ def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Returns the logarithm of softmax along a dimension."""
     if type(x) not in PLAIN or is_watched():
         check_tensor(x)
+        if _is_dtensor(x):
+            return _dtensors().along("log_softmax", x, dimension(x, dim))
         return torch.log_softmax(x, dim) if is_forward() else _operators.log_softmax.default(x, dimension(x, dim))
     if x.requires_grad and _has_gradients():
         return _apply_log_softmax(x, dim)
@@ -98,6 +115,8 @@ def cross_entropy(
     """Returns the loss of logits and classes."""
     if type(x) not in PLAIN or type(target) not in PLAIN or is_watched():
         check_tensor(x)
+        if _is_dtensor(x):
+            return _dtensors().cross_entropy(x, target, ignore_index, label_smoothing, reduction)
         if is_forward():
             options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
             return torch.nn.functional.cross_entropy(x, target.long(), **options)

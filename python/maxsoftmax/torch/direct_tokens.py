@@ -13,7 +13,7 @@ from maxsoftmax import _native
 from maxsoftmax.torch import layouts, memory
 from maxsoftmax.torch.arguments import check_result, check_tensor, check_tokens
 from maxsoftmax.torch.direct_losses import wide
-from maxsoftmax.torch.memory import dense, launch, like, placed, plan, remember
+from maxsoftmax.torch.memory import dense, like, placed, plan, remember, run
 
 Sums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The logarithms, the entropies (of no elements where they are not wanted), and what the gradient needs."""
@@ -38,7 +38,7 @@ def token_log_probs(x: torch.Tensor, tokens: torch.Tensor, dim: int, temperature
     made = _made(results, x)
     log_probs, entropies, sums = made
     told = log_probs.data_ptr(), entropies.data_ptr() if entropy else 0, sums.data_ptr(), source, tokens.data_ptr()
-    error = _run(planned, told)
+    error = run(planned, *told)
     if error:
         _native.fail(error)
     return made
@@ -70,7 +70,7 @@ def token_log_probs_backward(  # noqa: PLR0917 (as torch passes them)
     if dx is None:
         dx = like(x) if source & 15 else planned[4](x)
     told = dx.data_ptr(), source, sums.data_ptr(), tokens.data_ptr(), upstream, of_entropy
-    error = _run(planned, told)
+    error = run(planned, *told)
     if error:
         _native.fail(error)
     return dx
@@ -100,11 +100,6 @@ def _results(x: torch.Tensor, tokens: torch.Tensor, dim: int, entropy: bool) -> 
     of_sums = tuple(3 * step for step in strides)
     entropies = (rows, strides) if entropy else ((0,), (1,))
     return (tokens.shape, of_tokens), entropies, ((*rows, 3), (*of_sums, 1))
-
-
-def _run(planned: tuple[Any, ...], told: tuple[int, ...]) -> Any:
-    """Computes, or enqueues, and returns what went wrong."""
-    return planned[0](planned[1], 0, *told, 0) if planned[2] < 0 else launch(planned, *told)
 
 
 def _made(results: tuple[Any, ...], x: torch.Tensor) -> Sums:

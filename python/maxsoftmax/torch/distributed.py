@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 
 from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction
+from maxsoftmax._types import Reduction
 from maxsoftmax.torch import sharded
 from maxsoftmax.torch.arguments import check_target, check_tensor, dimension
 from maxsoftmax.torch.exchange import Group, found_group
@@ -61,6 +62,12 @@ def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tens
         IndexError: If there is no such dimension.
         ValueError: If `shard` has rank 0, or this process is not in the group.
         RuntimeError: If there is no process group.
+
+    Example:
+        >>> # In a process group of one; each rank of more passes its own classes.
+        >>> shard = torch.zeros(2, 4)
+        >>> maxsoftmax.torch.distributed.softmax(shard)[0]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
     return _along(sharded.Softmax, shard, dim, group)
 
@@ -70,8 +77,8 @@ def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.
     """Returns this rank's shard of the logarithm of softmax of whole rows.
 
     Args:
-        shard: Logits, as for `softmax`.
-        dim: The dimension that is split, as for `softmax`.
+        shard: Logits: this rank's classes of every row; float32, bfloat16, float16 or float64.
+        dim: The dimension that is split; negative counts from the last.
         group: The process group; None is all processes.
 
     Returns:
@@ -82,6 +89,12 @@ def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.
         IndexError: If there is no such dimension.
         ValueError: If `shard` has rank 0, or this process is not in the group.
         RuntimeError: If there is no process group.
+
+    Example:
+        >>> # In a process group of one; each rank of more passes its own classes.
+        >>> shard = torch.zeros(2, 4)
+        >>> maxsoftmax.torch.distributed.log_softmax(shard)[0]
+        tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
     return _along(sharded.LogSoftmax, shard, dim, group)
 
@@ -91,8 +104,8 @@ def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Te
     """Returns ln Σ exp of whole rows, the same on all ranks.
 
     Args:
-        shard: Logits, as for `softmax`.
-        dim: The dimension that is split, as for `softmax`.
+        shard: Logits: this rank's classes of every row; float32, bfloat16, float16 or float64.
+        dim: The dimension that is split; negative counts from the last.
         group: The process group; None is all processes.
 
     Returns:
@@ -104,6 +117,12 @@ def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Te
         IndexError: If there is no such dimension.
         ValueError: If `shard` has rank 0, or this process is not in the group.
         RuntimeError: If there is no process group.
+
+    Example:
+        >>> # In a process group of one; each rank of more passes its own classes.
+        >>> shard = torch.zeros(2, 4)
+        >>> maxsoftmax.torch.distributed.logsumexp(shard)
+        tensor([1.3863, 1.3863])
     """
     return _along(sharded.LogSumExp, shard, dim, group)
 
@@ -114,7 +133,7 @@ def cross_entropy(
     target: torch.Tensor,
     *,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     group: Any = None,
     lengths: Sequence[int] | None = None,
@@ -145,6 +164,12 @@ def cross_entropy(
         ValueError: If shapes or devices do not fit, or another argument is not one of these; on all ranks, if on a CPU
             a target is not a class, or ranks pass different dtypes, lengths or options.
         RuntimeError: If there is no process group.
+
+    Example:
+        >>> # In a process group of one; each rank of more passes its own classes.
+        >>> shard = torch.zeros(2, 4)
+        >>> maxsoftmax.torch.distributed.cross_entropy(shard, torch.tensor([0, 3]))
+        tensor(1.3863)
     """
     _check(shard)
     shard = autocast(shard, ("cpu", "cuda"))

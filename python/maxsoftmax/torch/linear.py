@@ -1,14 +1,13 @@
 """Cross entropy of logits that a matrix product makes, without the logits of all rows.
 
-Products are torch's, all else is done by the kernels. Rows are taken in chunks, whose logits lie in memory that the
-next chunk uses again, and are overwritten by their gradient there. Where the loss is one number its gradients are
-computed along with it, but for a factor; where there is one loss a row, logits are made again once the gradients of
-losses are known. The gradients of the weight and the bias are sums over chunks: in float32 or wider, and rounded once.
+Products are torch's (`products`), all else is done by the kernels. Rows are taken in chunks, whose logits are
+overwritten by their gradient. Where the loss is one number its gradients are computed along with it, but for a factor;
+where there is one loss a row, logits are made again once the gradients of losses are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,18 +17,7 @@ from maxsoftmax.torch import direct_losses, direct_tokens
 from maxsoftmax.torch.arguments import check_device, check_tensor, spelled
 from maxsoftmax.torch.direct_losses import TargetError, wide
 from maxsoftmax.torch.modes import is_watched
-
-MEMORY = {"cpu": 24 << 20, "cuda": 512 << 20}
-"""Bytes of a chunk's logits, unless told otherwise."""
-
-STEP = 128
-"""Rows by which a chunk grows: products are made of blocks of so many."""
-
-BLOCK = 8192
-"""Rows of the weight's gradient that are computed at a time where a product cannot add to float32 by itself."""
-
-_ADDS = "dtype_out" in torch.ops.aten.addmm.overloads()
-"""Whether torch's products of bfloat16 and float16 on a GPU can add to float32."""
+from maxsoftmax.torch.products import Products
 
 NOTHING = (False, False, False)
 """No gradient is wanted."""
@@ -45,6 +33,7 @@ class Options(NamedTuple):
     label_smoothing: float
     reduction: str
     softcap: float | None
+    z_loss: float
     chunk: int | None
     dtype: torch.dtype
     """Of the products."""
@@ -52,6 +41,22 @@ class Options(NamedTuple):
 
 def check(hidden: Any, weight: Any, target: Any, bias: Any) -> None:
     """Refuses tensors that do not fit.
+
+    Raises:
+        TypeError: If one is no tensor, or of another dtype than it has to be.
+        ValueError: If shapes or devices do not fit.
+    """
+    check_matrices(hidden, weight, bias)
+    check_integers(target, "target", hidden)
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}, but hidden of {tuple(hidden.shape)} needs "
+            f"{tuple(hidden.shape[:-1])}"
+        )
+
+
+def check_matrices(hidden: Any, weight: Any, bias: Any) -> None:
+    """Refuses what logits cannot be made of.
 
     Raises:
         TypeError: If one is no tensor, or of another dtype than it has to be.
@@ -70,16 +75,20 @@ def check(hidden: Any, weight: Any, target: Any, bias: Any) -> None:
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias has shape {tuple(bias.shape)}, but weight of {tuple(weight.shape)} needs one a row")
         check_device(bias, "bias", hidden, "hidden")
-    if not isinstance(target, torch.Tensor):
-        raise TypeError(f"target must be a torch.Tensor, not a {type(target).__name__}")
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"target has dtype {spelled(target.dtype)}, but classes are int64 or int32")
-    if target.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"target has shape {tuple(target.shape)}, but hidden of {tuple(hidden.shape)} needs "
-            f"{tuple(hidden.shape[:-1])}"
-        )
-    check_device(target, "target", hidden, "hidden")
+
+
+def check_integers(chosen: Any, name: str, hidden: torch.Tensor) -> None:
+    """Refuses what are no classes, or no tokens.
+
+    Raises:
+        TypeError: If they are no tensor of integers.
+        ValueError: If they are elsewhere.
+    """
+    if not isinstance(chosen, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not a {type(chosen).__name__}")
+    if chosen.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} has dtype {spelled(chosen.dtype)}, but classes are int64 or int32")
+    check_device(chosen, name, hidden, "hidden")
 
 
 def product_dtype(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype:
@@ -153,76 +162,52 @@ def _computed(  # noqa: PLR0917
     kept = counts.nonzero().squeeze(1)
     count = len(kept)
     scale = 1 / max(count, 1) if options.reduction == "mean" else 1.0
-    accum = wide(options.dtype)
-    losses = torch.zeros(len(rows), dtype=accum, device=hidden.device)
-    matrix, offset = weight.to(options.dtype), None if bias is None else bias.to(options.dtype)
-    dhidden = torch.zeros_like(rows) if wanted[0] and count < len(rows) else torch.empty_like(rows)
-    sums = _Sums(weight, accum, scale) if wanted[1] else None
-    dbias = torch.zeros(weight.shape[0], dtype=accum, device=hidden.device) if wanted[2] else None
-    step = min(count, options.chunk or chunk_of(weight, options.dtype))
-    room = torch.empty(step * weight.shape[0], dtype=options.dtype, device=hidden.device)
-    for places in _chunks(kept, len(rows), step):
-        taken, chosen = rows[places].to(options.dtype), classes[places]
-        logits = _matrix(room, len(taken), weight.shape[0])
-        if offset is None:
-            torch.mm(taken, matrix.t(), out=logits)
-        else:
-            torch.addmm(offset, taken, matrix.t(), out=logits)
-        if options.softcap is not None:
-            logits.div_(options.softcap).tanh_().mul_(options.softcap)
-        log_probs, _, pairs = direct_tokens.token_log_probs(logits, chosen, 1, 1.0, False)
-        losses[places] = _smoothed(log_probs.neg_(), pairs, logits, options.label_smoothing)
-        if not any(wanted):
-            continue
-        of_rows = torch.ones_like(chosen, dtype=options.dtype)
-        if upstream is not None:
-            of_rows = upstream.reshape(-1)[places].to(options.dtype)
-        slope = None
-        if options.softcap is not None:
-            slope = logits.div(options.softcap).square_().neg_().add_(1)
-        choices = options.ignore_index, options.label_smoothing, "none"
-        dlogits = direct_losses.cross_entropy_backward(
-            logits, chosen, pairs[:, :2].contiguous(), of_rows, *choices, logits
-        )
-        if slope is not None:
-            dlogits.mul_(slope)
-        if wanted[0]:
-            product = torch.empty_like(taken).addmm_(dlogits, matrix, beta=0, alpha=scale)
-            dhidden[places] = product.to(hidden.dtype)
-        if sums is not None:
-            sums.add(dlogits, taken)
-        if dbias is not None:
-            dbias.add_(dlogits.sum(0, dtype=accum), alpha=scale)
-    del room
+    losses = torch.zeros(len(rows), dtype=wide(options.dtype), device=hidden.device)
+    some = None if count == len(rows) else kept
+    how = options.dtype, options.softcap, options.chunk
+    products = Products(rows, weight, bias, some, *how, wanted, scale)
+    of_losses = None if upstream is None else upstream.reshape(-1)
+    for places in products.places():
+        given = None if of_losses is None else of_losses[places].to(options.dtype)
+        losses[places] = _of_chunk(products, places, classes[places], given, options, any(wanted))
     loss = losses.view(target.shape)
     if options.reduction != "none":
         # Of no loss at all the mean is NaN, as of no number.
         loss = losses.sum() / count if options.reduction == "mean" else losses.sum()
-    return (
-        loss,
-        dhidden.view(hidden.shape) if wanted[0] else None,
-        None if sums is None else sums.rounded(),
-        None if dbias is None or bias is None else dbias.to(bias.dtype),
-    )
+    dhidden, dweight, dbias = products.gradients()
+    return loss, None if dhidden is None else dhidden.view(hidden.shape), dweight, dbias
 
 
-def chunk_of(weight: torch.Tensor, dtype: torch.dtype) -> int:
-    """Returns how many rows to take at a time."""
-    fit = MEMORY[weight.device.type] // (max(1, weight.shape[0]) * dtype.itemsize)
-    return STEP * max(1, int(fit // STEP))
+def _of_chunk(  # noqa: PLR0917
+    products: Products,
+    places: slice | torch.Tensor,
+    classes: torch.Tensor,
+    upstream: torch.Tensor | None,
+    options: Options,
+    wanted: bool,
+) -> torch.Tensor:
+    """Returns the losses of a chunk; adds its gradients, if any are wanted."""
+    taken = products.rows(places)
+    logits = products.logits(taken)
+    log_probs, _, sums = direct_tokens.token_log_probs(logits, classes, 1, 1.0, False)
+    pairs = sums[:, :2].contiguous()
+    losses = _smoothed(log_probs.neg_(), pairs, logits, options.label_smoothing)
+    if options.z_loss:
+        logsumexp = pairs[:, 0] + pairs[:, 1].log()
+        losses = losses + options.z_loss * logsumexp.square()
+        # The gradient of the term is that of the loss's probabilities, times this.
+        pairs[:, 1] /= 1 + 2 * options.z_loss * logsumexp
+    if wanted:
+        of_rows = torch.ones_like(classes, dtype=logits.dtype) if upstream is None else upstream
+        choices = options.ignore_index, options.label_smoothing, "none"
 
+        def backward(part: slice) -> torch.Tensor:
+            x = logits[part]
+            return direct_losses.cross_entropy_backward(x, classes[part], pairs[part], of_rows[part], *choices, x)
 
-def _matrix(room: torch.Tensor, rows: int, n: int) -> torch.Tensor:
-    """Returns memory for a chunk's logits: on a CPU those of a class are neighbours, which its products do faster."""
-    some = room[: rows * n]
-    return some.view(rows, n) if room.is_cuda else some.view(n, rows).t()
-
-
-def _chunks(kept: torch.Tensor, rows: int, step: int) -> Iterator[slice | torch.Tensor]:
-    """Yields the places of rows that count, so many at a time."""
-    for first in range(0, len(kept), max(step, 1)):
-        last = min(first + step, len(kept))
-        yield slice(first, last) if len(kept) == rows else kept[first:last]
+        products.overwritten(logits, backward)
+        products.add(places, taken, logits)
+    return losses
 
 
 def _check_classes(target: torch.Tensor, counts: torch.Tensor, n: int) -> None:
@@ -241,32 +226,6 @@ def _smoothed(losses: torch.Tensor, pairs: torch.Tensor, logits: torch.Tensor, s
         return losses
     mean = pairs[:, 0] + pairs[:, 1].log() - logits.mean(1, dtype=losses.dtype)
     return mean if share == 1 else losses * (1 - share) + mean * share
-
-
-class _Sums:
-    """The gradient of a weight: a sum of products, one a chunk."""
-
-    def __init__(self, weight: torch.Tensor, accum: torch.dtype, scale: float) -> None:
-        self._of, self._scale, self._is_empty = weight, scale, True
-        self._sum = torch.empty(weight.shape, dtype=accum, device=weight.device)
-
-    def add(self, dlogits: torch.Tensor, taken: torch.Tensor) -> None:
-        """Adds the product of a chunk's gradients and its rows."""
-        how: dict[str, Any] = {"beta": 0 if self._is_empty else 1, "alpha": self._scale}
-        self._is_empty = False
-        if dlogits.dtype == self._sum.dtype:
-            self._sum.addmm_(dlogits.t(), taken, **how)
-        elif dlogits.is_cuda and _ADDS:
-            torch.addmm(self._sum, dlogits.t(), taken, out_dtype=self._sum.dtype, **how, out=self._sum)
-        else:
-            exact = taken.to(self._sum.dtype)
-            for first in range(0, len(self._sum), BLOCK):
-                block = dlogits[:, first : first + BLOCK].t().to(self._sum.dtype)
-                self._sum[first : first + BLOCK].addmm_(block, exact, **how)
-
-    def rounded(self) -> torch.Tensor:
-        """Returns the sum in the weight's dtype."""
-        return torch.zeros_like(self._of) if self._is_empty else self._sum.to(self._of.dtype)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

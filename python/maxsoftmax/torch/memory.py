@@ -73,15 +73,26 @@ def launch(planned: tuple[Any, ...], *pointers: int, scratch: int = 0) -> Any:
         pointers: Where its tensors are.
         scratch: Where there is memory for it; 0 to allocate what it needs.
     """
-    run, call, gpu, made, _ = planned
+    function, call, gpu, made, _ = planned
     if _current_device() != gpu:
         with torch.cuda.device(gpu):
             return launch(planned, *pointers, scratch=scratch)
     if scratch or not made.scratch:
-        return run(call, _current_stream(gpu), *pointers, scratch)
+        return function(call, _current_stream(gpu), *pointers, scratch)
     # Memory that is given back while a kernel waits goes to later work of the same stream only.
     room = torch.empty(made.scratch, dtype=torch.uint8, device=gpu)
-    return run(call, _current_stream(gpu), *pointers, room.data_ptr())
+    return function(call, _current_stream(gpu), *pointers, room.data_ptr())
+
+
+def run(planned: tuple[Any, ...], *pointers: int) -> Any:
+    """Computes a planned call, or enqueues it, and returns what its function does.
+
+    Args:
+        planned: As of `plan`.
+        pointers: Where its tensors are.
+    """
+    function, call, gpu, _made, _make = planned
+    return function(call, 0, *pointers, 0) if gpu < 0 else launch(planned, *pointers)
 
 
 def dense(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens, linear
+from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens, linear, linear_tokens
 from maxsoftmax.torch.arguments import check_target, check_tokens
 from maxsoftmax.torch.direct_losses import empty_losses
 from maxsoftmax.torch.direct_tokens import empty_results
@@ -302,8 +302,8 @@ for _name, _schema in SCHEMAS.items():
 
 _LINEAR = (
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, Tensor? upstream, "
-    "int ignore_index, float label_smoothing, str reduction, float? softcap, int? chunk, ScalarType dtype, "
-    "bool[3] wanted) -> (Tensor, Tensor, Tensor, Tensor)"
+    "int ignore_index, float label_smoothing, str reduction, float? softcap, float z_loss, int? chunk, "
+    "ScalarType dtype, bool[3] wanted) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -357,9 +357,67 @@ def _of_linear(ctx: Any, dloss: torch.Tensor, *_: Any) -> tuple[Any, ...]:
     return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 2)
 
 
-_library.define(_LINEAR, tags=(torch.Tag.pt2_compliant_tag,))
-for _key in ("CPU", "CUDA"):
-    _library.impl("linear_cross_entropy", _linear_cross_entropy, _key)
-_name = "maxsoftmax::linear_cross_entropy"
-torch.library.register_fake(_name, _like_linear_cross_entropy, lib=_library)
-torch.library.register_autograd(_name, _of_linear, setup_context=_keep_linear, lib=_library)
+def _linear_token_log_probs(  # noqa: PLR0917
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None,
+    dlog_probs: torch.Tensor | None,
+    dentropy: torch.Tensor | None,
+    *choices: Any,
+) -> tuple[torch.Tensor, ...]:
+    *options, wanted = choices
+    upstream = dlog_probs, dentropy, linear_tokens.Options(*options)
+    found = linear_tokens.computed(hidden, weight, tokens, bias, *upstream, wanted)
+    return tuple(hidden.new_empty(0) if each is None else each for each in found)
+
+
+def _like_linear_token_log_probs(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, bias: torch.Tensor | None, *choices: Any
+) -> tuple[torch.Tensor, ...]:
+    *_, wanted = choices
+    chosen = linear_tokens.Options(*choices[2:-1])
+    linear_tokens.check(hidden, weight, tokens, bias)
+    dtype = direct_losses.wide(chosen.dtype)
+    entropies = hidden.new_empty(hidden.shape[:-1] if chosen.entropy else (0,), dtype=dtype)
+    tensors = zip((hidden, weight, bias), wanted, strict=True)
+    gradients = [x.new_empty(x.shape) if is_wanted else hidden.new_empty(0) for x, is_wanted in tensors]
+    return hidden.new_empty(tokens.shape, dtype=dtype), entropies, *gradients
+
+
+def _keep_linear_tokens(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.options = inputs[6:-1]
+
+
+def _of_linear_tokens(ctx: Any, dlog_probs: torch.Tensor, dentropy: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    """Returns the gradients of both results."""
+    needed = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+    arguments = *ctx.saved_tensors, dlog_probs, dentropy, *ctx.options, needed
+    found = _operators.linear_token_log_probs.default(*arguments)[2:]
+    dhidden, dweight, dbias = (x if is_needed else None for x, is_needed in zip(found, needed, strict=True))
+    return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 3)
+
+
+_LINEAR_TOKENS = (
+    "linear_token_log_probs(Tensor hidden, Tensor weight, Tensor tokens, Tensor? bias, Tensor? dlog_probs, "
+    "Tensor? dentropy, float temperature, bool entropy, float? softcap, int? chunk, ScalarType dtype, "
+    "bool[3] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+for _schema, _compute, _like, _gradient, _keep in (
+    (_LINEAR, _linear_cross_entropy, _like_linear_cross_entropy, _of_linear, _keep_linear),
+    (
+        _LINEAR_TOKENS,
+        _linear_token_log_probs,
+        _like_linear_token_log_probs,
+        _of_linear_tokens,
+        _keep_linear_tokens,
+    ),
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _name = _schema.partition("(")[0]
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _compute, _key)
+    torch.library.register_fake(f"maxsoftmax::{_name}", _like, lib=_library)
+    torch.library.register_autograd(f"maxsoftmax::{_name}", _gradient, setup_context=_keep, lib=_library)

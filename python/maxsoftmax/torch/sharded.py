@@ -50,10 +50,7 @@ def max_sum(x: torch.Tensor) -> torch.Tensor:
         planned = memory.plan("statistics", x, layouts.rows(x.shape, dims, 1), (0,))
         memory.remember(_plans, key, planned)
     pairs = direct_losses.empty_losses(x, "mean")[1]
-    if planned[2] < 0:
-        error = planned[0](planned[1], 0, pairs.data_ptr(), x.data_ptr(), 0)
-    else:
-        error = memory.launch(planned, pairs.data_ptr(), x.data_ptr())
+    error = memory.run(planned, pairs.data_ptr(), x.data_ptr())
     if error:
         _native.fail(error)
     return pairs

@@ -217,6 +217,11 @@ trait Tuning:
         return {256, 1024, 4, False, 16, 4096}
 
     @staticmethod
+    def distances() -> Stream:
+        """Long rows of which label smoothing takes another sum."""
+        return {128, 512, 4, True, 8, 1024}
+
+    @staticmethod
     def products() -> Stream:
         """Long rows of which the gradient of logits is wanted."""
         return {256, 1024, 2, False, 16, 4096}

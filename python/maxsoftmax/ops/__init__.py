@@ -11,6 +11,8 @@ import operator
 from typing import Any, NamedTuple
 
 import numpy as np
+from max._core import Operation
+from max._core.dialects.mo import GraphOp
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
@@ -21,22 +23,27 @@ from maxsoftmax._arguments import (
     Out,
     accumulator,
     check_algorithm,
+    check_chunk,
     check_dtype,
     check_flag,
     check_ignore_index,
     check_label_smoothing,
     check_out,
     check_reduction,
+    check_softcap,
     check_target_dtype,
     check_target_shape,
     check_temperature,
     check_tokens_shape,
+    check_z_loss,
+    is_number,
     normalize_axis,
     words,
 )
 from maxsoftmax._forms import Forms
 from maxsoftmax._graph import tuning
 from maxsoftmax._graph.extension import extension
+from maxsoftmax._types import Algorithm, Reduction
 
 _OPERANDS = ("scale", "mask", "temperature", "sink")
 """What logits may be scaled, masked or divided by, and what is added to their denominator, as the op takes them."""
@@ -56,7 +63,7 @@ def softmax(
     sink: TensorValueLike | None = None,
     out_dtype: DType | str | None = None,
     out_scale: float | None = None,
-    algorithm: str = "auto",
+    algorithm: Algorithm = "auto",
     block_size: int | None = None,
     unroll: int | None = None,
 ) -> TensorValue:
@@ -110,7 +117,7 @@ def softmax(
     device = "gpu" if x.device.is_gpu() else "cpu"
     check_dtype(x.dtype)
     axis = _axis(axis, x)
-    algorithm = check_algorithm(algorithm, device)
+    check_algorithm(algorithm, device)
     choice = tuning.choice(x.device, algorithm, x.dtype, block_size, unroll)
     wanted = Forms(scale, mask, check_flag("causal", causal), temperature, sink)
     forms.check(wanted, axis, algorithm)
@@ -138,9 +145,11 @@ def log_softmax(
     write what MAX can fuse of how the graph computes `x`, or of what it computes of the result.
 
     Args:
-        x: Logits, as for `softmax`.
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
         axis: The axis along which probabilities sum to 1; negative counts from the last.
-        out_dtype: What the result is of, as for `softmax`. -inf becomes -448 of float8_e4m3fn, which has no infinity.
+        out_dtype: What the result is of, rounded once from the accumulator: a `max.dtype.DType` or its name: float32,
+            bfloat16, float16, float8_e4m3fn, float8_e5m2, or that of `x`; that if None. -inf becomes -448 of
+            float8_e4m3fn, which has no infinity. MAX has float8 on GPUs only.
         out_scale: A positive number that the result is multiplied by before it is rounded, where it is of float8.
 
     Returns:
@@ -151,6 +160,15 @@ def log_softmax(
         TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
         ValueError: If `x` is a scalar, there is no such axis, or `out_scale` is not allowed.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("scores", input_types=[logits]) as graph:
+        ...     y = maxsoftmax.ops.log_softmax(graph.inputs[0])
+        >>> y.shape, y.dtype.name
+        ([Dim('rows'), Dim(50257)], 'float32')
     """
     x = _value(x)
     check_dtype(x.dtype)
@@ -173,6 +191,16 @@ def softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) ->
         TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("gradient", input_types=[logits, logits]) as graph:
+        ...     y = maxsoftmax.ops.softmax(graph.inputs[0])
+        ...     dx = maxsoftmax.ops.softmax_backward(y, graph.inputs[1])
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
     """
     return _backward("softmax_backward", y, dy, axis, log=False)
 
@@ -192,6 +220,16 @@ def log_softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1
         TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("gradient", input_types=[logits, logits]) as graph:
+        ...     y = maxsoftmax.ops.log_softmax(graph.inputs[0])
+        ...     dx = maxsoftmax.ops.log_softmax_backward(y, graph.inputs[1])
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
     """
     return _backward("softmax_backward", y, dy, axis, log=True)
 
@@ -203,7 +241,7 @@ def sparsemax(x: TensorValueLike, axis: int = -1) -> TensorValue:
     to `x`, most of them exactly 0 (Martins and Astudillo 2016, arXiv 1602.02068).
 
     Args:
-        x: Logits, as for `softmax`.
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
         axis: The axis that will sum to 1; negative counts from the last.
 
     Returns:
@@ -213,6 +251,15 @@ def sparsemax(x: TensorValueLike, axis: int = -1) -> TensorValue:
         TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("sparse", input_types=[logits]) as graph:
+        ...     y = maxsoftmax.ops.sparsemax(graph.inputs[0])
+        >>> y.shape
+        [Dim('rows'), Dim(50257)]
     """
     x = _value(x)
     check_dtype(x.dtype)
@@ -235,59 +282,89 @@ def sparsemax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) 
         TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("gradient", input_types=[logits, logits]) as graph:
+        ...     y = maxsoftmax.ops.sparsemax(graph.inputs[0])
+        ...     dx = maxsoftmax.ops.sparsemax_backward(y, graph.inputs[1])
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
     """
     return _backward("sparsemax_backward", y, dy, axis)
 
 
-def max_sum(x: TensorValueLike, axis: int = -1) -> tuple[TensorValue, TensorValue]:
+def max_sum(x: TensorValueLike, axis: int = -1, *, keepdims: bool = False) -> tuple[TensorValue, TensorValue]:
     """Adds the pair that softmax is made of: m = max x and d = Σ exp(x - m) along one axis.
 
     Pairs of parts of a row merge into that of the whole row, on one device or several: with m = max(m₁, m₂), it is
     (m, d₁ · exp(m₁ - m) + d₂ · exp(m₂ - m)) (Milakov and Gimelshein 2018, arXiv 1805.02867).
 
     Args:
-        x: Logits, as for `softmax`.
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
         axis: The axis that is reduced; negative counts from the last.
+        keepdims: Whether the axis stays, of length 1.
 
     Returns:
-        m and d, of the shape of `x` without the axis: float64 if `x` is, else float32. An axis of length 0 and a row of
-        nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
+        m and d, of the shape of `x` without the axis unless `keepdims`: float64 if `x` is, else float32. An axis of
+        length 0 and a row of nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("pairs", input_types=[logits]) as graph:
+        ...     m, d = maxsoftmax.ops.max_sum(graph.inputs[0])
+        >>> m.shape, d.shape
+        ([Dim('rows')], [Dim('rows')])
     """
     x = _value(x)
     check_dtype(x.dtype)
     place = _axis(axis, x)
-    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    kept = _reduced(x, place, keepdims)
     type = TensorType(accumulator(x.dtype), [_product(kept), 2], x.device)
     (pairs,) = _call("max_sum", [x], [type], {"axis": place})
     m, d = (max_ops.reshape(pairs[:, i], kept) for i in range(2))
     return m, d
 
 
-def logsumexp(x: TensorValueLike, axis: int = -1) -> TensorValue:
+def logsumexp(x: TensorValueLike, axis: int = -1, *, keepdims: bool = False) -> TensorValue:
     """Adds ln Σ exp x along one axis, which overflows for no finite result.
 
     Args:
-        x: Logits, as for `softmax`.
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
         axis: The axis that is reduced; negative counts from the last.
+        keepdims: Whether the axis stays, of length 1.
 
     Returns:
-        The logarithms, of the shape of `x` without the axis and of its dtype: -inf for nothing but -inf, NaN beside
-        NaN, and else inf beside +inf.
+        The logarithms, of the shape of `x` without the axis unless `keepdims`, and of its dtype: -inf for nothing but
+        -inf, NaN beside NaN, and else inf beside +inf.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("sums", input_types=[logits]) as graph:
+        ...     y = maxsoftmax.ops.logsumexp(graph.inputs[0])
+        >>> y.shape
+        [Dim('rows')]
     """
     x = _value(x)
     check_dtype(x.dtype)
     place = _axis(axis, x)
-    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    kept = _reduced(x, place, keepdims)
     (y,) = _call("logsumexp", [x], [TensorType(x.dtype, [_product(kept)], x.device)], {"axis": place})
     return max_ops.reshape(y, kept)
 
@@ -307,7 +384,7 @@ def token_log_probs(
     read once, on a CPU twice with the entropy.
 
     Args:
-        x: Logits, as for `softmax`.
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
         tokens: Which elements of each row: of the shape of `x` without `axis`, or with `axis` of another length, for
             as many tokens a row; int32 or int64. What is not from 0 to n - 1 has the logarithm NaN.
         axis: The axis of the tokens' probabilities; negative counts from the last.
@@ -322,6 +399,16 @@ def token_log_probs(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, there is no such axis, or the temperature is not allowed.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("tokens", input_types=[logits, classes]) as graph:
+        ...     y, entropy = maxsoftmax.ops.token_log_probs(*graph.inputs, temperature=0.7, entropy=True)
+        >>> y.shape, entropy.shape
+        ([Dim('rows')], [Dim('rows')])
     """
     x, tokens = _value(x), _value(tokens, "tokens")
     check_dtype(x.dtype)
@@ -332,17 +419,12 @@ def token_log_probs(
     if tokens.device != x.device:
         raise ValueError(f"tokens is on {tokens.device}, but x is on {x.device}")
     kept = [dim for i, dim in enumerate(x.shape) if i != place]
-    rows, each, wide = _product(kept), Dim(1), accumulator(x.dtype)
+    rows, each = _product(kept), Dim(1)
     if several:
         each, last = tokens.shape[place], len(kept)
         # Those of a row are neighbours.
         tokens = max_ops.permute(tokens, [i for i in range(last + 1) if i != place] + [place])
-    log_probs, entropies, _ = _call(
-        "token_log_probs",
-        [x, max_ops.reshape(tokens, [rows * each])],
-        [TensorType(wide, shape, x.device) for shape in ([rows, each], [rows if wanted else 1], [rows, 3])],
-        {"axis": place, "temperature": _bits(chosen), "has_entropy": wanted},
-    )
+    log_probs, entropies, _ = _token_log_probs(x, max_ops.reshape(tokens, [rows * each]), place, each, chosen, wanted)
     result = max_ops.reshape(log_probs, [*kept, each] if several else kept)
     if several:
         result = max_ops.permute(result, [*range(place), last, *range(place, last)])
@@ -355,7 +437,7 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> TensorValue:
     """Adds the cross entropy of logits and target classes, -ln softmax(x)[target], as PyTorch defines it.
 
@@ -376,6 +458,16 @@ def cross_entropy(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("loss", input_types=[logits, classes]) as graph:
+        ...     loss = maxsoftmax.ops.cross_entropy(*graph.inputs, reduction="none")
+        >>> loss.shape
+        [Dim('rows')]
     """
     return cross_entropy_forward(
         x, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
@@ -388,24 +480,36 @@ def cross_entropy_forward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> tuple[TensorValue, TensorValue]:
     """Adds `cross_entropy` and returns beside it what its gradient needs.
 
     Args:
-        x: As for `cross_entropy`.
-        target: As for `cross_entropy`.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; float32, bfloat16, float16 or
+            float64.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
 
     Returns:
-        The loss, and the pairs (m, d) of all rows, as of `max_sum`: of the shape of `target` and another axis, of 2.
+        The loss, and the pairs m = max x and d = Σ exp(x - m) of all rows: of the shape of `target` and another axis,
+        of 2.
 
     Raises:
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("loss", input_types=[logits, classes]) as graph:
+        ...     loss, pairs = maxsoftmax.ops.cross_entropy_forward(*graph.inputs)
+        >>> loss.shape, pairs.shape
+        ([], [Dim('rows'), Dim(2)])
     """
     x = _value(x)
     target, place = _classes(x, target)
@@ -432,18 +536,19 @@ def cross_entropy_backward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> TensorValue:
     """Adds the gradient of the logits of `cross_entropy`: (softmax(x) - target) · dloss, in one read and one write.
 
     Args:
-        x: As for `cross_entropy`.
-        target: As for `cross_entropy`.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; float32, bfloat16, float16 or
+            float64.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         pairs: The pairs that `cross_entropy_forward` returned.
         dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
 
     Returns:
         The gradient, of the shape, dtype and device of `x`: 0 in rows that do not count.
@@ -452,6 +557,17 @@ def cross_entropy_backward(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("loss", input_types=[logits, classes]) as graph:
+        ...     loss, pairs = maxsoftmax.ops.cross_entropy_forward(*graph.inputs)
+        ...     dx = maxsoftmax.ops.cross_entropy_backward(*graph.inputs, pairs)
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
     """
     x = _value(x)
     op = _gradient(
@@ -469,34 +585,258 @@ def cross_entropy_backward_(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> None:
     """Adds what `cross_entropy_backward` does, written over the logits: there is no second tensor of their size.
 
     Args:
-        x: A buffer of logits, which are the gradient from then on; otherwise as for `cross_entropy`. What reads it as
+        x: A buffer of logits, (n,), (rows, n) or (rows, n, …), which are the gradient from then on. What reads it as
             logits has to be added before.
-        target: As for `cross_entropy`.
+        target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         pairs: The pairs that `cross_entropy_forward` returned.
         dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, "sum", or "none" for one loss a row.
 
     Raises:
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import BufferType, DeviceRef, Graph, TensorType
+        >>> logits = BufferType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("loss", input_types=[logits, classes]) as graph:
+        ...     x, target = graph.inputs
+        ...     loss, pairs = maxsoftmax.ops.cross_entropy_forward(x[...], target)
+        ...     maxsoftmax.ops.cross_entropy_backward_(x, target, pairs)
     """
     _check_graph()
     if not isinstance(x, BufferValue):
         raise TypeError(f"x must be a buffer of the graph (max.graph.BufferValue), not {x!r}")
+    _check_own(x, "x")
     op = _gradient(
         x, target, pairs, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
     )
     _load_extension(Graph.current)
     max_ops.inplace_custom(
         "cross_entropy_backward_in_place", device=x.device, values=[x, *op.values], parameters=op.parameters
+    )
+
+
+def linear_cross_entropy(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    target: TensorValueLike,
+    bias: TensorValueLike | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> TensorValue:
+    """Adds the cross entropy of the logits hidden · weightᵀ + bias, without ever having the logits of all rows.
+
+    Rows are taken in chunks, by a loop of the graph if there are several. The products are MAX's. Rows that do not
+    count are multiplied like others, but for what is in them.
+
+    Args:
+        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
+        target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. Another one makes its
+            row's loss NaN.
+        bias: (n,), of the dtype of `hidden`, or None.
+        ignore_index: The class of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
+        softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
+        z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
+            at least 128; 128 where n is symbolic.
+
+    Returns:
+        The loss: a scalar, or of the shape of `target`; of the dtype and device of `hidden`.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    made = _made(hidden, weight, bias, softcap)
+    choices = _loss_choices(ignore_index, label_smoothing, reduction, z_loss)
+    classes, shape = _of_rows(target, "target", hidden)
+    (loss,) = _linear().cross_entropy(made, classes, None, choices, check_chunk(chunk), False)
+    return max_ops.reshape(loss, shape) if reduction == "none" else loss
+
+
+def linear_cross_entropy_backward(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    target: TensorValueLike,
+    bias: TensorValueLike | None = None,
+    dloss: TensorValueLike | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue | None]:
+    """Adds what `linear_cross_entropy` does, and with it the gradients of what the logits are made of.
+
+    The logits are made once for both, so that a graph that trains needs nothing else. The gradients of weight and bias
+    are added up in float32 or wider over all chunks, and rounded once.
+
+    Args:
+        hidden: As for `linear_cross_entropy`.
+        weight: As for `linear_cross_entropy`.
+        target: As for `linear_cross_entropy`.
+        bias: As for `linear_cross_entropy`.
+        dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
+        ignore_index: As for `linear_cross_entropy`.
+        label_smoothing: As for `linear_cross_entropy`.
+        reduction: As for `linear_cross_entropy`.
+        softcap: As for `linear_cross_entropy`.
+        z_loss: As for `linear_cross_entropy`.
+        chunk: As for `linear_cross_entropy`.
+
+    Returns:
+        The loss, and the gradients of hidden, weight and bias, of their shapes; the last one None without a bias.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    made = _made(hidden, weight, bias, softcap)
+    choices = _loss_choices(ignore_index, label_smoothing, reduction, z_loss)
+    classes, shape = _of_rows(target, "target", hidden)
+    upstream = None
+    if dloss is not None:
+        upstream = _value(dloss, "dloss")
+        each = reduction == "none"
+        _check(upstream, "dloss", upstream.dtype, shape if each else [], made.hidden.device)
+        upstream = max_ops.reshape(upstream, classes.shape if each else [1])
+    found = _linear().cross_entropy(made, classes, upstream, choices, check_chunk(chunk), True)
+    loss, dhidden, dweight, *dbias = found
+    dhidden = max_ops.reshape(dhidden, _value(hidden).shape)
+    return max_ops.reshape(loss, shape) if reduction == "none" else loss, dhidden, dweight, dbias[0] if dbias else None
+
+
+def linear_token_log_probs(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    tokens: TensorValueLike,
+    bias: TensorValueLike | None = None,
+    *,
+    temperature: float | None = None,
+    entropy: bool = False,
+    softcap: float | None = None,
+    chunk: int | None = None,
+) -> TensorValue | tuple[TensorValue, TensorValue]:
+    """Adds what `token_log_probs` does of the logits hidden · weightᵀ + bias, without the logits of all rows.
+
+    Rows are taken in chunks, by a loop of the graph if there are several. The products are MAX's.
+
+    Args:
+        hidden: As for `linear_cross_entropy`.
+        weight: As for `linear_cross_entropy`.
+        tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has
+            the logarithm NaN.
+        bias: As for `linear_cross_entropy`.
+        temperature: A positive number that logits are divided by; 1 if None.
+        entropy: Whether to return the entropy of each row, too: -Σ p ln p.
+        softcap: As for `linear_cross_entropy`: before the temperature.
+        chunk: As for `linear_cross_entropy`.
+
+    Returns:
+        The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of shape (…):
+        float64 if `hidden` is, else float32.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+    """
+    made = _made(hidden, weight, bias, softcap)
+    options = check_temperature(temperature), check_flag("entropy", entropy), check_chunk(chunk)
+    chosen, shape = _of_rows(tokens, "tokens", hidden, several=True)
+    each = chosen if len(chosen.shape) > 1 else max_ops.unsqueeze(chosen, 1)
+    log_probs, *entropies = _linear().token_log_probs(made, each, *options)
+    result = max_ops.reshape(log_probs, shape)
+    return (result, max_ops.reshape(entropies[0], _value(hidden).shape[:-1])) if entropy else result
+
+
+def _linear() -> Any:
+    """Returns the functions of losses without logits, whose module needs this one."""
+    from maxsoftmax._graph import linear
+
+    return linear
+
+
+def _made(hidden: Any, weight: Any, bias: Any, softcap: Any) -> Any:
+    """Returns what logits are made of, or refuses it."""
+    hidden, weight = _value(hidden, "hidden"), _value(weight, "weight")
+    check_dtype(hidden.dtype, "hidden")
+    if weight.rank != 2 or not hidden.rank or weight.shape[1] != hidden.shape[-1]:
+        features = hidden.shape[-1] if hidden.rank else "features"
+        raise ValueError(
+            f"weight has shape {words(weight.shape)}, but hidden of {words(hidden.shape)} needs (n, {features}) for n "
+            "classes"
+        )
+    _check(weight, "weight", hidden.dtype, weight.shape, hidden.device)
+    if bias is not None:
+        bias = _value(bias, "bias")
+        _check(bias, "bias", hidden.dtype, weight.shape[:1], hidden.device)
+    rows = max_ops.reshape(hidden, [_product(hidden.shape[:-1]), hidden.shape[-1]])
+    return _linear().Logits(rows, weight, bias, check_softcap(softcap))
+
+
+def _loss_choices(ignore_index: Any, label_smoothing: Any, reduction: Any, z_loss: Any) -> Any:
+    """Returns what is chosen of a loss, or refuses it."""
+    smoothing = check_label_smoothing(label_smoothing)
+    check_reduction(reduction)
+    return _linear().Choices(check_ignore_index(ignore_index), smoothing, reduction, check_z_loss(z_loss))
+
+
+def _of_rows(value: Any, name: str, hidden: Any, several: bool = False) -> tuple[TensorValue, Any]:
+    """Returns classes or tokens with all rows along one axis, and their shape before."""
+    value, hidden = _value(value, name), _value(hidden, "hidden")
+    check_target_dtype(value.dtype, name)
+    shape, rows = list(value.shape), list(hidden.shape[:-1])
+    is_several = several and bool(shape) and shape[:-1] == rows
+    if shape != rows and not is_several:
+        more = f", or {words((*rows, 'k'))} for k a row" if several else ""
+        raise ValueError(
+            f"{name} has shape {words(shape)}, but hidden of {words(hidden.shape)} needs {words(rows)}{more}"
+        )
+    if value.device != hidden.device:
+        raise ValueError(f"{name} is on {value.device}, but hidden is on {hidden.device}")
+    return max_ops.reshape(value, [_product(rows), *shape[len(rows) :]]), shape
+
+
+def log_probs_and_sums(x: TensorValue, classes: TensorValue) -> tuple[TensorValue, TensorValue]:
+    """Returns the logarithm of one class's probability for each row, and (m, d, 0) of all rows."""
+    log_probs, _, sums = _token_log_probs(x, classes, 1, Dim(1), 1.0, False)
+    return max_ops.squeeze(log_probs, 1), sums
+
+
+def _token_log_probs(  # noqa: PLR0917
+    x: TensorValue, tokens: TensorValue, place: int, each: Dim, temperature: float, entropy: bool
+) -> list[TensorValue]:
+    """Adds the op: of `each` tokens of a row, row by row, as are the results."""
+    wide, rows = accumulator(x.dtype), _product([dim for i, dim in enumerate(x.shape) if i != place])
+    return _call(
+        "token_log_probs",
+        [x, tokens],
+        [TensorType(wide, shape, x.device) for shape in ([rows, each], [rows if entropy else 1], [rows, 3])],
+        {"axis": place, "temperature": _bits(temperature), "has_entropy": entropy},
     )
 
 
@@ -571,7 +911,7 @@ def _with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Te
     type, written = _written(x, out)
     shared = {"axis": axis, "causal": wanted.causal, "masked": wanted.masked, **written}
     rows = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
-    numbers = {name: value for name, value in wanted._asdict().items() if forms.is_number(value)}
+    numbers = {name: value for name, value in wanted._asdict().items() if is_number(value)}
     tensors = {
         name: _operand(name, getattr(wanted, name), x, rows if name == "sink" else x.shape, name == "mask")
         for name in _OPERANDS
@@ -619,6 +959,7 @@ def _operand(name: str, value: Any, x: TensorValue, whole: Any, or_bool: bool) -
         operand = TensorValue(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a tensor of the graph, not {value!r}") from error
+    _check_own(operand, name)
     if not (operand.dtype.is_float() or (or_bool and operand.dtype == DType.bool)):
         allowed = "floats or bools" if or_bool else "floats"
         raise TypeError(f"{name} has dtype {operand.dtype.name}, but must be of {allowed}")
@@ -656,9 +997,11 @@ def _value(x: Any, name: str = "x") -> TensorValue:
     """Returns `x` as a tensor of the graph that is being built."""
     _check_graph()
     try:
-        return TensorValue(x)
+        value = TensorValue(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a tensor of the graph, not {x!r}") from error
+    _check_own(value, name)
+    return value
 
 
 def _check_graph() -> None:
@@ -669,6 +1012,19 @@ def _check_graph() -> None:
         raise LookupError(
             "no graph is being built: use maxsoftmax.ops inside of `with Graph(...)`, and maxsoftmax itself for arrays"
         ) from None
+
+
+def _check_own(value: TensorValue | BufferValue, name: str) -> None:
+    """Refuses a value of another graph, which MAX finds when it compiles this one, and tells by no name."""
+    graph = Graph.current
+    if graph._current_block != graph._graph_body:
+        # MAX builds the branches of a conditional in a graph of their own, and moves them.
+        return
+    found: Any = value._mlir_value.owner
+    while not isinstance(found, GraphOp):
+        found = found.parent_op
+    if found != Operation._from_cmlir(graph._mlir_op):
+        raise ValueError(f"{name} is a value of another graph than {graph.name!r}, which is being built")
 
 
 def _axis(axis: Any, x: TensorValue, name: str = "x") -> int:
@@ -704,7 +1060,14 @@ def _choices(place: int, ignore_index: Any, label_smoothing: Any, reduction: Any
         "ignore_index": check_ignore_index(ignore_index),
         "smoothing": _bits(check_label_smoothing(label_smoothing)),
         "reduction": check_reduction(reduction),
+        "classes": 0,
     }
+
+
+def _reduced(x: TensorValue, axis: int, keepdims: Any) -> list[Dim]:
+    """Returns the shape of what has one value for each row of `x`."""
+    one = [Dim(1)] if check_flag("keepdims", keepdims) else []
+    return [*x.shape[:axis], *one, *x.shape[axis + 1 :]]
 
 
 def _product(dims: Any) -> Dim:
