@@ -14,15 +14,20 @@ FUNCTIONS = {
         *("softmax", "log_softmax", "sparsemax", "max_sum", "logsumexp", "token_log_probs", "cross_entropy"),
         *("softmax_backward", "log_softmax_backward", "sparsemax_backward"),
         *("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_backward_"),
+        *("linear_cross_entropy", "linear_cross_entropy_backward", "linear_token_log_probs"),
+    ],
+    "ops.sharded": [
+        *("softmax", "log_softmax", "logsumexp", "token_log_probs", "cross_entropy"),
+        *("softmax_backward", "log_softmax_backward", "cross_entropy_forward", "cross_entropy_backward"),
     ],
     "nn": ["Softmax"],
     "torch": [
         *("softmax", "log_softmax", "sparsemax", "cross_entropy", "token_log_probs", "linear_cross_entropy"),
-        "patch",
+        *("linear_token_log_probs", "patch"),
     ],
     "torch.distributed": ["softmax", "log_softmax", "logsumexp", "cross_entropy"],
     "jax": [
-        *("softmax", "log_softmax", "sparsemax", "logsumexp", "cross_entropy"),
+        *("softmax", "log_softmax", "sparsemax", "logsumexp", "cross_entropy", "token_log_probs"),
         "softmax_cross_entropy_with_integer_labels",
     ],
 }

@@ -242,3 +242,48 @@ H, W, T = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64
 def test_what_is_wrong_is_refused_in_a_sentence(wrong, error, words):
     with pytest.raises(error, match=words):
         ours.linear_cross_entropy(**{"hidden": H, "weight": W, "target": T, **wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_the_loss_is_not_rounded(place, dtype):
+    """A scale of the loss may be too large for the gradients' dtype, or have no number there."""
+    hidden, weight, _, target = sampled((40,), 33, 16, place, dtype=dtype)
+    for scale in (65536.0 * 2, 1 / 3):
+        with torch.autocast(hidden.device.type, dtype):
+            # Its loss is of float32.
+            loss = ours.linear_cross_entropy(hidden, weight, target)
+        assert loss.dtype is torch.float32
+        found = torch.autograd.grad(loss * scale, (hidden, weight))
+        plain = torch.autograd.grad(ours.linear_cross_entropy(hidden, weight, target), (hidden, weight))
+        for gradient, unit in zip(found, plain, strict=True):
+            expected = unit.double() * scale
+            inside = expected.abs() < torch.finfo(dtype).max
+            torch.testing.assert_close(gradient[inside], expected[inside].to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    ("rows", "n"), [(3, 1), (5, 7), (9, 128), (70, 1000), (9, 1023), (33, 4097), (5, 50257), (3, 128256), (2, 600001)]
+)
+def test_logits_are_overwritten_by_gradients(dtype, index, rows, n):
+    from maxsoftmax.torch.direct_losses import overwrite, wide
+
+    for offset in (0, 1):
+        memory = normal(rows * n + offset, dtype=dtype, device="cuda", scale=2).detach().clone()
+        x = memory[offset:].view(rows, n)
+        target = classes(rows, n=n, device="cuda").to(index)
+        target[rows // 2] = -100
+        expected, y = x.double(), torch.softmax(x.double(), 1)
+        y[torch.arange(rows), target.clamp(min=0).long()] -= 1
+        y[rows // 2] = 0
+        target[0], y[0] = n, float("nan")
+        pairs = overwrite(x, target, -100)
+        limit = TOLERANCE[dtype]
+        torch.testing.assert_close(x.double(), y, rtol=limit, atol=limit * 1e-2, equal_nan=True)
+        m = expected.max(1).values
+        assert pairs.dtype == wide(dtype)
+        torch.testing.assert_close(pairs[:, 0].double(), m, rtol=0, atol=0)
+        d = (expected - m[:, None]).exp().sum(1)
+        torch.testing.assert_close(pairs[:, 1].double(), d, rtol=1e-5, atol=0)

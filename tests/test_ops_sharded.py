@@ -79,9 +79,18 @@ def array_of(buffer):
 
 
 KINDS = [(dtype, ()) for dtype in contract.DTYPES] + [(np.float32, (4,))]
+MODELS = [
+    pytest.param(
+        (dtype, inner),
+        id=f"{np.dtype(dtype).name}{len(inner) or ''}",
+        # Each is compiled for more than a minute.
+        marks=[pytest.mark.slow] * (np.dtype(dtype).itemsize == 2),
+    )
+    for dtype, inner in KINDS
+]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{np.dtype(kind[0]).name}{len(kind[1]) or ''}")
+@pytest.fixture(scope="module", params=MODELS)
 def model(request):
     """A dtype, the dimensions after the axis, and a model of them."""
     return *request.param, Model(*request.param)

@@ -37,10 +37,31 @@ model, batch = torch.nn.Softmax(dim=-1), scores
 import numpy as np
 weights, x, labels = np.ones((3, 4), np.float32), np.ones((2, 3), np.float32), np.array([0, 3])
 """,
+    ("jax.md", 1): """
+import jax, maxsoftmax.jax, numpy as np
+mesh = jax.make_mesh((1, 1), ("data", "vocabulary"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+logits, labels = np.ones((2, 4), np.float32), np.array([0, 3])
+""",
     ("sharding.md", 0): """
 import torch
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 shard, targets, group = torch.zeros(2, 4, requires_grad=True), torch.tensor([0, 3]), torch.distributed.group.WORLD
+""",
+    ("sharding.md", 1): """
+import maxsoftmax.torch, torch
+from torch.distributed.tensor import DTensor, Shard
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
+shard, targets = torch.zeros(2, 4, requires_grad=True), torch.tensor([0, 3])
+""",
+    ("sharding.md", 2): """
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
+shards = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+graph = Graph("loss", input_types=[*shards, classes]).__enter__()
+*shards, target = graph.inputs
+signals = []
 """,
     ("dropin.md", 0): f"""{GRAPH}
 graph = Graph("fused", input_types=types, custom_extensions=[maxsoftmax.dropin()]).__enter__()

@@ -6,7 +6,7 @@ On a GPU a call enqueues its kernels and returns; a `DeviceContext` is a `Queue`
 
 from .ops.finish import Finish
 from .kernels import Kernels
-from .math.loss import LossOptions, Targets
+from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
 from .queue import Queue
 from .io.rows import Rows, Source, Target
@@ -290,4 +290,49 @@ def cross_entropy_backward[
         return
     K.gradients[dtype, up, contiguous](
         dx, x, pairs, targets, dloss, rows, options, queue
+    )
+
+
+def cross_entropy_gradient[
+    dtype: DType, //, K: Kernels, contiguous: Bool = False
+](
+    dx: Target[dtype],
+    pairs: Target[accumulator[dtype]()],
+    x: Source[dtype],
+    targets: Targets,
+    rows: Rows,
+    ignored: Int,
+    queue: Queue,
+) raises:
+    """Writes the gradient of each row's cross entropy, softmax x - target, and the pairs that the losses are made of: logits are read once
+    where rows fit on a GPU.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        K: `Cpu` or `Gpu`.
+        contiguous: Whether it is known at compile time that `rows.inner` is 1.
+
+    Args:
+        dx: The gradient; may be the same memory as `x`: 0 in rows that do not count, NaN where a target is no class.
+        pairs: (rows, 2), as of `statistics`.
+        x: Logits.
+        targets: The class of each row.
+        rows: How the memory is divided into rows.
+        ignored: The class of rows that do not count.
+        queue: Where to compute.
+    """
+    if K.pairs_with_gradients[dtype, contiguous](
+        dx, pairs, x, targets, rows, ignored, queue
+    ):
+        return
+    statistics[K, contiguous](pairs, x, rows, queue)
+    cross_entropy_backward[K, contiguous](
+        dx,
+        x,
+        pairs,
+        targets,
+        Optional[Source[dtype]](None),
+        rows,
+        {ignored, 0, Reduction.SUM, False, 0},
+        queue,
     )

@@ -124,6 +124,22 @@ trait Kernels:
         ...
 
     @staticmethod
+    def pairs_with_gradients[
+        dtype: DType, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        pairs: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        targets: Targets,
+        rows: Rows,
+        ignored: Int,
+        queue: Queue,
+    ) raises -> Bool:
+        """Writes the gradients of logits by losses, and the pairs of rows, if it can with one read of the logits; returns whether it can.
+        """
+        return False
+
+    @staticmethod
     def formed[
         dtype: DType,
         out_dtype: DType,

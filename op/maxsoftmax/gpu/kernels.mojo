@@ -5,14 +5,16 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..ops.finish import Finish
 from ..ops.forms import Class, Forms
 from ..kernels import Kernels
+from ..io.less_target import LessTarget
 from ..io.logits import Logits
+from ..io.memory import MemorySource
 from ..math.loss import LossOptions, Targets
 from ..math.online import accumulator
 from ..queue import Queue
 from ..io.results import Results
 from ..io.rows import Rows, Source, Target
 from .dispatch_backward import backward
-from .dispatch import auto
+from .dispatch import auto, resident_fits
 from .dispatch_converted import converted
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
@@ -134,6 +136,35 @@ struct Gpu(Kernels):
         gradients[contiguous=contiguous](
             dx, x, pairs, targets, dloss, rows, options, queue
         )
+
+    @staticmethod
+    def pairs_with_gradients[
+        dtype: DType, contiguous: Bool
+    ](
+        dx: Target[dtype],
+        pairs: Target[accumulator[dtype]()],
+        x: Source[dtype],
+        targets: Targets,
+        rows: Rows,
+        ignored: Int,
+        queue: Queue,
+    ) raises -> Bool:
+        """Writes the gradients of logits by losses, and the pairs of rows, if these fit on the chip.
+        """
+        comptime if contiguous and dtype != DType.float64:
+            if not rows.is_empty():
+                return resident_fits[Finish.PROBABILITIES](
+                    LessTarget[dtype](
+                        dx,
+                        rebind[Target[DType.float32]](pairs),
+                        targets,
+                        Int64(ignored),
+                    ),
+                    MemorySource(x),
+                    rows,
+                    queue,
+                )
+        return False
 
     @staticmethod
     def formed[

@@ -162,6 +162,9 @@ def resident_kernel[
         pdl_wait()
     else:
         pdl_wait_with(Int(part.source.address(0)) | Int(part.ahead) << 56)
+    comptime if T.has_pairs:
+        if row < Int(rows):
+            part.target.begin()
     var edges = P.Edges(Float32(0) if gradient else nothing)
     var other_edges = P.Edges(0)
     comptime if P.peeled and gradient:
@@ -352,9 +355,10 @@ def resident_kernel[
                 scale.slope *= part.source.factor()
             comptime if in_scale:
                 rest = in_unit[quick](Float32(1), scale)
-    comptime if finish == Finish.PAIR:
+    comptime if finish == Finish.PAIR or T.has_pairs:
         if lane == 0 and cluster.rank == 0 and row < Int(rows):
             write_pair[exact](y.pairs[F](), row, pair)
+    comptime if finish == Finish.PAIR:
         return
     var factor = pair.reciprocal[lowered]()
     comptime if finish == Finish.LOGARITHMS:

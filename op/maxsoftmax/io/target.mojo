@@ -44,6 +44,12 @@ trait TargetLine(TrivialRegisterPassable):
         """Returns what of the row begins at its element `start`."""
         ...
 
+    @inline(.always)
+    def begin(mut self):
+        """Looks at what results depend on, once the kernels before this one are done.
+        """
+        pass
+
     def is_aligned[width: Int](self) -> Bool:
         """Returns whether `width` elements can be written at a time."""
         ...
@@ -63,6 +69,8 @@ trait RowTarget(DevicePassable, TrivialRegisterPassable):
     """Where a thread writes of a row along the last axis."""
     comptime Column: TargetColumn
     """Where it writes of rows along another."""
+    comptime has_pairs: Bool = False
+    """Whether the pairs of rows are wanted beside results."""
 
     def line(self, row: Int, n: Int) -> Self.Line:
         """Returns the places of row `row` along the last axis, of `n` elements.

@@ -108,17 +108,17 @@ def linear_cross_entropy_backward(
     are added up in float32 or wider over all chunks, and rounded once.
 
     Args:
-        hidden: As for `linear_cross_entropy`.
-        weight: As for `linear_cross_entropy`.
-        target: As for `linear_cross_entropy`.
-        bias: As for `linear_cross_entropy`.
+        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
+        target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`.
+        bias: (n,), of the dtype of `hidden`, or None.
         dloss: The gradient of the loss, of its shape and dtype; 1 if None.
-        ignore_index: As for `linear_cross_entropy`.
-        label_smoothing: As for `linear_cross_entropy`.
-        reduction: As for `linear_cross_entropy`.
-        softcap: As for `linear_cross_entropy`.
-        z_loss: As for `linear_cross_entropy`.
-        chunk: As for `linear_cross_entropy`.
+        ignore_index: The class of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
+        softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
+        z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB, but at least 128.
 
     Returns:
         The loss, and the gradients of hidden, weight and bias, of their shapes; the last one None without a bias.
@@ -164,15 +164,15 @@ def linear_token_log_probs(
     Rows are taken in chunks, on the CPU. The products are NumPy's, in float64 if `hidden` is, else in float32.
 
     Args:
-        hidden: As for `linear_cross_entropy`.
-        weight: As for `linear_cross_entropy`.
+        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has
             the logarithm NaN.
-        bias: As for `linear_cross_entropy`.
+        bias: (n,), of the dtype of `hidden`, or None.
         temperature: A positive number that logits are divided by; 1 if None.
         entropy: Whether to return the entropy of each row, too: -Σ p ln p.
-        softcap: As for `linear_cross_entropy`: before the temperature.
-        chunk: As for `linear_cross_entropy`.
+        softcap: A positive number c that turns logits z into c · tanh(z / c) before the temperature; None for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB, but at least 128.
 
     Returns:
         The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of shape (…).

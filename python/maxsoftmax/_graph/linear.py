@@ -169,7 +169,7 @@ def token_log_probs(
 def _losses(z: TensorValue, classes: TensorValue, choices: Choices) -> tuple[TensorValue, TensorValue]:
     """Returns the losses of rows in the dtype of the arithmetic, and the pairs that the gradient takes."""
     wide = accumulator(z.dtype)
-    log_probs, sums = ops.log_probs_and_sums(z, classes)
+    log_probs, sums = ops._log_probs_and_sums(z, classes)
     m, d = (max_ops.squeeze(column, 1) for column in max_ops.split(sums, [1, 1, 1], 1)[:2])
     losses = -log_probs
     if choices.smoothing:

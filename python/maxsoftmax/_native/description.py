@@ -18,6 +18,7 @@ POINTERS = {
     "sparsemax_backward": 4,
     "cross_entropy": 5,
     "cross_entropy_backward": 6,
+    "cross_entropy_gradient": 5,
     "token_log_probs": 6,
     "token_log_probs_backward": 7,
 }
@@ -42,6 +43,7 @@ OPS = {
     "cross_entropy_forward": ("cross_entropy",),
     "cross_entropy_backward": ("cross_entropy_backward",),
     "cross_entropy_backward_": ("cross_entropy_backward",),
+    "linear_cross_entropy": ("token_log_probs", "cross_entropy_backward", "cross_entropy_gradient"),
     "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""

@@ -666,6 +666,17 @@ def linear_cross_entropy(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> hidden = TensorType(DType.float32, ("rows", 768), DeviceRef.CPU())
+        >>> weight = TensorType(DType.float32, (50257, 768), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("head", input_types=[hidden, weight, classes]) as graph:
+        ...     loss = maxsoftmax.ops.linear_cross_entropy(*graph.inputs)
+        >>> loss.shape
+        []
     """
     made = _made(hidden, weight, bias, softcap)
     choices = _loss_choices(ignore_index, label_smoothing, reduction, z_loss)
@@ -694,17 +705,19 @@ def linear_cross_entropy_backward(
     are added up in float32 or wider over all chunks, and rounded once.
 
     Args:
-        hidden: As for `linear_cross_entropy`.
-        weight: As for `linear_cross_entropy`.
-        target: As for `linear_cross_entropy`.
-        bias: As for `linear_cross_entropy`.
+        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
+        target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. Another one makes its
+            row's loss NaN.
+        bias: (n,), of the dtype of `hidden`, or None.
         dloss: The gradient of the loss, of its shape and a floating dtype; 1 if None.
-        ignore_index: As for `linear_cross_entropy`.
-        label_smoothing: As for `linear_cross_entropy`.
-        reduction: As for `linear_cross_entropy`.
-        softcap: As for `linear_cross_entropy`.
-        z_loss: As for `linear_cross_entropy`.
-        chunk: As for `linear_cross_entropy`.
+        ignore_index: The class of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
+        softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
+        z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
+            at least 128; 128 where n is symbolic.
 
     Returns:
         The loss, and the gradients of hidden, weight and bias, of their shapes; the last one None without a bias.
@@ -713,6 +726,17 @@ def linear_cross_entropy_backward(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> hidden = TensorType(DType.float32, ("rows", 768), DeviceRef.CPU())
+        >>> weight = TensorType(DType.float32, (50257, 768), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("head", input_types=[hidden, weight, classes]) as graph:
+        ...     loss, dhidden, dweight, _ = maxsoftmax.ops.linear_cross_entropy_backward(*graph.inputs)
+        >>> dweight.shape
+        [Dim(50257), Dim(768)]
     """
     made = _made(hidden, weight, bias, softcap)
     choices = _loss_choices(ignore_index, label_smoothing, reduction, z_loss)
@@ -745,15 +769,16 @@ def linear_token_log_probs(
     Rows are taken in chunks, by a loop of the graph if there are several. The products are MAX's.
 
     Args:
-        hidden: As for `linear_cross_entropy`.
-        weight: As for `linear_cross_entropy`.
+        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has
             the logarithm NaN.
-        bias: As for `linear_cross_entropy`.
+        bias: (n,), of the dtype of `hidden`, or None.
         temperature: A positive number that logits are divided by; 1 if None.
         entropy: Whether to return the entropy of each row, too: -Σ p ln p.
-        softcap: As for `linear_cross_entropy`: before the temperature.
-        chunk: As for `linear_cross_entropy`.
+        softcap: A positive number c that turns logits z into c · tanh(z / c) before the temperature; None for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
+            at least 128; 128 where n is symbolic.
 
     Returns:
         The logarithms, of the shape of `tokens`, or with `entropy` a tuple of them and the entropies, of shape (…):
@@ -763,6 +788,17 @@ def linear_token_log_probs(
         TypeError: If an argument is not of its type.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> hidden = TensorType(DType.float32, ("rows", 768), DeviceRef.CPU())
+        >>> weight = TensorType(DType.float32, (50257, 768), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("head", input_types=[hidden, weight, classes]) as graph:
+        ...     log_probs, entropy = maxsoftmax.ops.linear_token_log_probs(*graph.inputs, entropy=True)
+        >>> log_probs.shape
+        [Dim('rows')]
     """
     made = _made(hidden, weight, bias, softcap)
     options = check_temperature(temperature), check_flag("entropy", entropy), check_chunk(chunk)
@@ -821,7 +857,7 @@ def _of_rows(value: Any, name: str, hidden: Any, several: bool = False) -> tuple
     return max_ops.reshape(value, [_product(rows), *shape[len(rows) :]]), shape
 
 
-def log_probs_and_sums(x: TensorValue, classes: TensorValue) -> tuple[TensorValue, TensorValue]:
+def _log_probs_and_sums(x: TensorValue, classes: TensorValue) -> tuple[TensorValue, TensorValue]:
     """Returns the logarithm of one class's probability for each row, and (m, d, 0) of all rows."""
     log_probs, _, sums = _token_log_probs(x, classes, 1, Dim(1), 1.0, False)
     return max_ops.squeeze(log_probs, 1), sums

@@ -111,6 +111,15 @@ def softmax(shards: Shards, signals: Signals = (), axis: int = -1) -> list[Tenso
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> with Graph("scores", input_types=types) as graph:
+        ...     shards = maxsoftmax.ops.sharded.softmax(graph.inputs)
+        >>> [shard.shape for shard in shards]
+        [[Dim('rows'), Dim(4)], [Dim('rows'), Dim(3)]]
     """
     split = _split(shards, signals, axis)
     pairs = [_stacked(m, d) for m, d in _whole(split, _pairs(split))]
@@ -122,8 +131,8 @@ def log_softmax(shards: Shards, signals: Signals = (), axis: int = -1) -> list[T
 
     Args:
         shards: Logits: a shard of each row a device, in the order of the classes.
-        signals: As for `softmax`.
-        axis: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
+        axis: The axis that is split; negative counts from the last.
 
     Returns:
         Logarithms of probabilities, one tensor a shard, of its shape, dtype and device.
@@ -132,6 +141,15 @@ def log_softmax(shards: Shards, signals: Signals = (), axis: int = -1) -> list[T
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> with Graph("scores", input_types=types) as graph:
+        ...     shards = maxsoftmax.ops.sharded.log_softmax(graph.inputs)
+        >>> [shard.shape for shard in shards]
+        [[Dim('rows'), Dim(4)], [Dim('rows'), Dim(3)]]
     """
     split = _split(shards, signals, axis)
     results = []
@@ -149,8 +167,8 @@ def softmax_backward(
     Args:
         shards: What `softmax` returned.
         gradients: The gradient of each: of its shape, dtype and device.
-        signals: As for `softmax`.
-        axis: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
+        axis: The axis that is split; negative counts from the last.
 
     Returns:
         The gradients of the logits, one a shard, of its shape, dtype and device.
@@ -159,6 +177,16 @@ def softmax_backward(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> with Graph("gradient", input_types=types) as graph:
+        ...     shards = maxsoftmax.ops.sharded.softmax(graph.inputs)
+        ...     gradients = maxsoftmax.ops.sharded.softmax_backward(shards, graph.inputs)
+        >>> [gradient.shape for gradient in gradients]
+        [[Dim('rows'), Dim(4)], [Dim('rows'), Dim(3)]]
     """
     split = _split(shards, signals, axis)
     pairs = _with_gradients(split, gradients)
@@ -176,8 +204,8 @@ def log_softmax_backward(
     Args:
         shards: What `log_softmax` returned.
         gradients: The gradient of each: of its shape, dtype and device.
-        signals: As for `softmax`.
-        axis: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
+        axis: The axis that is split; negative counts from the last.
 
     Returns:
         The gradients of the logits, one a shard, of its shape, dtype and device.
@@ -186,12 +214,22 @@ def log_softmax_backward(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> with Graph("gradient", input_types=types) as graph:
+        ...     shards = maxsoftmax.ops.sharded.log_softmax(graph.inputs)
+        ...     gradients = maxsoftmax.ops.sharded.log_softmax_backward(shards, graph.inputs)
+        >>> [gradient.shape for gradient in gradients]
+        [[Dim('rows'), Dim(4)], [Dim('rows'), Dim(3)]]
     """
     split = _split(shards, signals, axis)
     pairs = _with_gradients(split, gradients)
     totals = _totals(split, [dy for _, dy in pairs])
     return [
-        max_ops.cast(dy - max_ops.exp(y) * total, x.dtype)
+        max_ops.cast(dy - _exp(y) * total, x.dtype)
         for x, (y, dy), total in zip(split.shards, pairs, totals, strict=True)
     ]
 
@@ -201,8 +239,8 @@ def logsumexp(shards: Shards, signals: Signals = (), axis: int = -1) -> list[Ten
 
     Args:
         shards: Logits: a shard of each row a device, in the order of the classes.
-        signals: As for `softmax`.
-        axis: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
+        axis: The axis that is split; negative counts from the last.
 
     Returns:
         One number a row, the same on each device: of the shape of a shard without the axis, and its dtype; -inf for a
@@ -212,6 +250,15 @@ def logsumexp(shards: Shards, signals: Signals = (), axis: int = -1) -> list[Ten
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> with Graph("sums", input_types=types) as graph:
+        ...     sums = maxsoftmax.ops.sharded.logsumexp(graph.inputs)
+        >>> [each.shape for each in sums]
+        [[Dim('rows')], [Dim('rows')]]
     """
     split = _split(shards, signals, axis)
     results = []
@@ -233,8 +280,8 @@ def token_log_probs(
         shards: Logits: a shard of each row a device, in the order of the classes.
         tokens: Which class of each row, counted over all shards: of the shape of a shard without the axis, int32 or
             int64; one tensor for all devices, or the same values on each. What is no class has the logarithm NaN.
-        signals: As for `softmax`.
-        axis: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
+        axis: The axis that is split; negative counts from the last.
 
     Returns:
         The logarithms, the same on each device, of the shape of `tokens`: float64 if the logits are, else float32.
@@ -243,6 +290,17 @@ def token_log_probs(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If there is no such axis, or shapes, devices or the number of signals do not fit.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> types.append(TensorType(DType.int64, ("rows",), DeviceRef.CPU()))
+        >>> with Graph("losses", input_types=types) as graph:
+        ...     *shards, classes = graph.inputs
+        ...     found = maxsoftmax.ops.sharded.token_log_probs(shards, classes)
+        >>> [each.shape for each in found]
+        [[Dim('rows')], [Dim('rows')]]
     """
     split = _split(shards, signals, axis)
     found = _targets(split, tokens, "tokens")
@@ -269,7 +327,7 @@ def cross_entropy(
         target: The class of each row, counted over all shards: of the shape of a shard without the classes, int32 or
             int64; one tensor for all devices, or the same values on each. A target that is neither a class nor
             `ignore_index` makes the row's loss NaN, on a CPU, too.
-        signals: As for `softmax`.
+        signals: Buffers of the devices, where there are several.
         ignore_index: The target of rows that do not count.
         label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes of all shards.
         reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
@@ -281,6 +339,17 @@ def cross_entropy(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If shapes, devices or the number of signals do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> types.append(TensorType(DType.int64, ("rows",), DeviceRef.CPU()))
+        >>> with Graph("losses", input_types=types) as graph:
+        ...     *shards, classes = graph.inputs
+        ...     found = maxsoftmax.ops.sharded.cross_entropy(shards, classes, reduction="none")
+        >>> [each.shape for each in found]
+        [[Dim('rows')], [Dim('rows')]]
     """
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
     return cross_entropy_forward(shards, target, signals, **options)[0]  # type: ignore[arg-type]
@@ -298,12 +367,14 @@ def cross_entropy_forward(
     """Adds `cross_entropy` and returns beside it what its gradient needs.
 
     Args:
-        shards: As for `cross_entropy`.
-        target: As for `cross_entropy`.
-        signals: As for `softmax`.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        shards: Logits of each device: (n,), (rows, n), or (rows, n, …) with its n classes along axis 1.
+        target: The class of each row, counted over all shards: of the shape of a shard without the classes, int32 or
+            int64; one tensor for all devices, or the same values on each. A target that is neither a class nor
+            `ignore_index` makes the row's loss NaN, on a CPU, too.
+        signals: Buffers of the devices, where there are several.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes of all shards.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
 
     Returns:
         The loss, and the pairs (m, d) of whole rows, of the shape of `target` and another axis, of 2: both the same on
@@ -313,6 +384,17 @@ def cross_entropy_forward(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If shapes, devices or the number of signals do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> types.append(TensorType(DType.int64, ("rows",), DeviceRef.CPU()))
+        >>> with Graph("loss", input_types=types) as graph:
+        ...     *shards, classes = graph.inputs
+        ...     losses, pairs = maxsoftmax.ops.sharded.cross_entropy_forward(shards, classes)
+        >>> losses[0].shape, pairs[0].shape
+        ([], [Dim('rows'), Dim(2)])
     """
     split = _split(shards, signals, None)
     targets = _targets(split, target)
@@ -345,13 +427,15 @@ def cross_entropy_backward(
     """Adds the gradient of the logits of `cross_entropy`: one read and one write on each device, and nothing travels.
 
     Args:
-        shards: As for `cross_entropy`.
-        target: As for `cross_entropy`.
+        shards: Logits of each device: (n,), (rows, n), or (rows, n, …) with its n classes along axis 1.
+        target: The class of each row, counted over all shards: of the shape of a shard without the classes, int32 or
+            int64; one tensor for all devices, or the same values on each. A target that is neither a class nor
+            `ignore_index` makes the row's loss NaN, on a CPU, too.
         pairs: The pairs that `cross_entropy_forward` returned.
         gradients: The gradient of the loss, on each device, of its shape and a floating dtype; 1 if None.
-        ignore_index: As for `cross_entropy`.
-        label_smoothing: As for `cross_entropy`.
-        reduction: As for `cross_entropy`.
+        ignore_index: The target of rows that do not count.
+        label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes of all shards.
+        reduction: "mean" over the rows that count, NaN if there are none; "sum"; or "none" for one loss a row.
 
     Returns:
         The gradients, one a shard, of its shape, dtype and device: 0 in rows that do not count.
@@ -360,6 +444,18 @@ def cross_entropy_backward(
         TypeError: If an argument is not of its type or dtype.
         ValueError: If shapes or devices do not fit, or another argument is not one of these.
         LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> types = [TensorType(DType.float32, ("rows", n), DeviceRef.CPU()) for n in (4, 3)]
+        >>> types.append(TensorType(DType.int64, ("rows",), DeviceRef.CPU()))
+        >>> with Graph("loss", input_types=types) as graph:
+        ...     *shards, classes = graph.inputs
+        ...     losses, pairs = maxsoftmax.ops.sharded.cross_entropy_forward(shards, classes)
+        ...     gradients = maxsoftmax.ops.sharded.cross_entropy_backward(shards, classes, pairs)
+        >>> [gradient.shape for gradient in gradients]
+        [[Dim('rows'), Dim(4)], [Dim('rows'), Dim(3)]]
     """
     split = _split(shards, None, None)
     targets = _targets(split, target)
@@ -542,9 +638,18 @@ def _whole(
     results = []
     for every in _gathered(split, numbers) if gathered is None else gathered:
         m = functools.reduce(max_ops.max, [top for top, *_ in every])
-        terms = [max_ops.where(max_ops.equal(top, m), d, d * max_ops.exp(top - m)) for top, d, *_ in every]
+        terms = [max_ops.where(max_ops.equal(top, m), d, d * _exp(top - m)) for top, d, *_ in every]
         results.append((m, functools.reduce(operator.add, terms)))
     return results
+
+
+def _exp(x: TensorValue) -> TensorValue:
+    """Returns e^x of what is not above 0."""
+    if x.dtype != DType.float64:
+        return max_ops.exp(x)
+    # MAX's has eleven digits. Softmax of x and 0 is e^x and 1 over their sum.
+    both = ops.softmax(max_ops.stack([x, max_ops.broadcast_to(_number(0, x), x.shape)], -1))
+    return both[..., 0] / both[..., 1]
 
 
 def _stacked(m: TensorValue, d: TensorValue) -> TensorValue:

@@ -23,6 +23,7 @@ ALIGNMENT = 256
 
 _losses = memory.table()
 _gradients = memory.table()
+_overwritten = memory.table()
 _trained = memory.table()
 
 
@@ -187,6 +188,28 @@ def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     if error:
         _fail(error, target)
     return dx
+
+
+def overwrite(x: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Overwrites logits by the gradient of each row's loss, and returns the pairs (m, d).
+
+    Args:
+        x: Logits on a GPU: (rows, n), neither of them 0, row by row.
+        target: (rows,), one after the other.
+        ignore_index: The class of rows that do not count.
+    """
+    key = _key(x, target, ignore_index)
+    planned = _overwritten.get(key)
+    if planned is None:
+        options = _options(target, ignore_index, 0.0, "none")
+        planned = plan("cross_entropy_gradient", x, (len(x), x.shape[1], 1), options)
+        remember(_overwritten, key, planned)
+    pairs = torch.empty(len(x), 2, dtype=wide(x.dtype), device=x.device)
+    source = x.data_ptr()
+    error = launch(planned, source, pairs.data_ptr(), source, target.data_ptr())
+    if error:
+        _fail(error, target)
+    return pairs
 
 
 def class_dimension(x: torch.Tensor) -> int:

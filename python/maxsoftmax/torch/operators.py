@@ -352,7 +352,11 @@ def _of_linear(ctx: Any, dloss: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         found = _operators.linear_cross_entropy.default(*arguments)[1:]
         scaled = [x if is_needed else None for x, is_needed in zip(found, needed, strict=True)]
     else:
-        scaled = [(x * dloss).to(x.dtype) if is_needed else None for x, is_needed in zip(found, needed, strict=True)]
+        # Times a tensor of one number is in the dtype of the other, to which that number would be rounded.
+        scaled = [
+            (x.to(direct_losses.wide(x.dtype)) * dloss).to(x.dtype) if is_needed else None
+            for x, is_needed in zip(found, needed, strict=True)
+        ]
     dhidden, dweight, dbias = scaled
     return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 2)
 

@@ -10,6 +10,7 @@ logits are no larger than the sum, which is not needed then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -43,12 +44,14 @@ def chunk_of(count: int, weight: torch.Tensor, dtype: torch.dtype, summed: bool,
         kind: Of the device.
     """
     n, features = weight.shape
-    rows: int = STEP * max(1, MEMORY[kind] // (max(1, n) * dtype.itemsize) // STEP)
-    if kind == "cpu" or not summed:
-        return rows
-    if count * dtype.itemsize <= features * wide(dtype).itemsize:
-        return max(count, 1)
-    return max(rows, int(features) // STEP * STEP)
+    most = STEP * max(1, MEMORY[kind] // (max(1, n) * dtype.itemsize) // STEP)
+    if kind == "cuda" and summed:
+        if count * dtype.itemsize <= features * wide(dtype).itemsize:
+            return max(count, 1)
+        most = max(most, features // STEP * STEP)
+    # As many chunks as it takes, of about one length: products of few rows are slow.
+    rows: int = STEP * max(1, ceil(count / ceil(max(count, 1) / most) / STEP))
+    return rows
 
 
 class Products:
