@@ -151,7 +151,10 @@ def test_smoothed_losses_are_those_of_float64_of_masked_rows_too(n, dtype):
             assert not found[5].isfinite()
             found[:3].sum().backward()
             expected[:3].sum().backward()
-            near = {"rtol": 1e-5 if dtype == "float32" else 2**-7, "atol": 1e-9 if dtype == "float32" else 1e-7}
+            near = {
+                "rtol": 1e-5 if dtype == "float32" else 2**-7,
+                "atol": 1e-9 if dtype == "float32" and n > 1 else 1e-7,
+            }
             torch.testing.assert_close(rows.grad[:3].double(), wide.grad[:3], **near)
 
 

@@ -478,3 +478,16 @@ def test_the_kind_of_array_stays(kind):
         assert isinstance(maxsoftmax.log_softmax(Buffer.from_numpy(x)), Buffer)
     else:
         assert maxsoftmax.log_softmax(x.astype(ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 5001), (3, 7, 4)])
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_share_of_what_is_impossible_is_infinite(device, shape, share):
+    x = logits(shape, np.float32)
+    x[0, 1] = x[1] = -np.inf
+    x[2, 3] = np.nan
+    target = np.zeros(shape[:1] + shape[2:], np.int64)
+    loss = maxsoftmax.cross_entropy(x, target, label_smoothing=share, reduction="none", device=device)
+    assert np.isposinf(loss[0]).all()
+    assert np.isnan(loss[2]).all()
+    assert not np.isfinite(loss[1]).any()

@@ -847,3 +847,19 @@ def test_the_handler_is_for_the_version_that_xla_has(device, theirs, answered):
     handler.argtypes, handler.restype = (ctypes.c_void_p,), ctypes.c_void_p
     assert handler(ctypes.addressof(frame)) is None
     assert struct.unpack("<qqqiiI", metadata.raw[:36]) == (48, 24, 0, 0, answered, 0)
+
+
+def test_kernels_are_recorded_in_command_buffers_with_whatever_memory_there_is(place):
+    def several(x):
+        for _ in range(8):
+            x = ours.softmax(x * 1.5)
+        return x + ours.logsumexp(x, axis=-1)[..., None]
+
+    together, kept = jax.jit(several), []
+    for i in range(12):
+        x = jax.device_put(np.float32(np.random.default_rng(i).standard_normal((64, 1000 + i % 2))), place)
+        kept.append((together(x), several(x)))
+        if i % 3 == 0:
+            kept.append(kept.pop(0))
+    for found, expected in kept:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

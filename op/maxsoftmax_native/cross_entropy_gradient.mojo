@@ -16,7 +16,6 @@ from maxsoftmax_native.border import (
     targets_of,
     Text,
 )
-from maxsoftmax_native.xla import handle
 
 
 struct CrossEntropyGradient(Op):
@@ -81,9 +80,3 @@ def run_op(
     return run[CrossEntropyGradient](
         call, stream, scratch, Pointers(dx, pairs, x, target)
     )
-
-
-@export("maxsoftmax_xla")
-def run_for_xla(frame: Int) abi("C") -> Int:
-    """Does the same for XLA; see `xla.mojo`."""
-    return handle[CrossEntropyGradient](frame)

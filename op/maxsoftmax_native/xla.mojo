@@ -32,6 +32,9 @@ comptime INVALID_ARGUMENT = 3
 comptime INTERNAL = 13
 """XLA's code of other errors."""
 
+comptime COMMAND_BUFFER_COMPATIBLE = Int32(1)
+"""The trait of handlers that only enqueue, on the stream that they are given: XLA records them in CUDA graphs."""
+
 comptime PAGE = 2 << 20
 """Bytes of the larger pages of memory."""
 
@@ -199,8 +202,7 @@ def _describe(metadata: Words, api: Int):
         minor = Words(api).half(2 * Words.API_VERSION + 1)
     told[unsafe_offset=2 * Words.METADATA_VERSION] = 0
     told[unsafe_offset=2 * Words.METADATA_VERSION + 1] = minor
-    # No traits: it is not known to go into a command buffer.
-    told[unsafe_offset=2 * Words.METADATA_TRAITS] = 0
+    told[unsafe_offset=2 * Words.METADATA_TRAITS] = COMMAND_BUFFER_COMPATIBLE
 
 
 def _ask(function: Int, frame: Words, mut answer: Int) -> Int:

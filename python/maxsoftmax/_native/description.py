@@ -24,7 +24,7 @@ POINTERS = {
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
-XLA = tuple(name for name in POINTERS if name != "softmax_forms")
+XLA = tuple(name for name in POINTERS if name not in ("softmax_forms", "cross_entropy_gradient"))
 """Those that XLA may call."""
 
 BUNDLE = "all"
