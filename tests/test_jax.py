@@ -835,7 +835,7 @@ def test_the_command_trains_in_jax(capsys, device, tmp_path):
 
 
 @pytest.mark.parametrize(("theirs", "answered"), [(None, 1), (2, 2), (3, 3)])
-def test_the_handler_is_for_the_version_that_xla_has(device, theirs, answered):
+def test_the_handler_is_for_the_version_that_xla_has(theirs, answered):
     # As c_api.h has them: the API table, the metadata, the extension that asks for these, and the call frame.
     api = struct.pack("<qqqqii", 192, 0, 24, 0, 0, theirs or 0)
     api = ctypes.create_string_buffer(api)

@@ -32,7 +32,7 @@ comptime INVALID_ARGUMENT = 3
 comptime INTERNAL = 13
 """XLA's code of other errors."""
 
-comptime COMMAND_BUFFER_COMPATIBLE = Int32(1)
+comptime COMMAND_BUFFER_COMPATIBLE = Int32(1 if TARGET == "gpu" else 0)
 """The trait of handlers that only enqueue, on the stream that they are given: XLA records them in CUDA graphs."""
 
 comptime PAGE = 2 << 20
