@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from maxsoftmax._commands import cli, train
-from maxsoftmax.bench import published
+from maxsoftmax.bench import losses_report, published
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.table import markdown, overview
 
@@ -23,7 +23,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
-MARK = re.compile(r"<!-- (table|overview|beside|worth|losses): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
+MARK = re.compile(r"<!-- (table|overview|beside|worth|losses|linear): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
 
 DRAWN = {
     "cpu": ["cpu-xeon.json"],
@@ -37,6 +37,7 @@ DRAWN = {
             ),
         )
     },
+    "h200-linear": ["h200-linear.json"],
     "h200-worklog": ["h200-sweep.json", "--beside", "worklog"],
 }
 """The charts of the benchmark, and the records and options that each is drawn from."""
@@ -48,6 +49,10 @@ def table(kind: str, what: str) -> str:
     words = [word for word in what.split() if not word.endswith(".json")]
     if kind == "losses":
         return published.compared(json.loads(files[0].read_text(encoding="utf-8"))["losses"])
+    if kind == "linear":
+        report = losses_report.read(files[0])
+        assert report
+        return losses_report.markdown(report)
     several = [Results.read(file) for file in files]
     if kind in ("beside", "worth"):
         return {"beside": published.beside, "worth": published.worth}[kind](words[0], several)

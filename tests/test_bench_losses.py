@@ -52,6 +52,11 @@ def test_the_command_writes_records(tmp_path, capsys):
     assert "linear_cross_entropy, forward and backward, 96×300×32 float32" in capsys.readouterr().out
     records = json.loads(path.read_text())["records"]
     assert [(r["provider"], r["status"]) for r in records] == [("products", "ok"), ("maxsoftmax.torch", "ok")]
+    assert cli.main(["bench", "report", str(path)]) == 0
+    assert "linear_cross_entropy, forward and backward, 96×300×32 float32" in capsys.readouterr().out
+    assert cli.main(["bench", "report", str(path), "--markdown", "--plot", str(tmp_path / "chart.svg")]) == 0
+    assert "| 96×300×32 float32 | " in capsys.readouterr().out
+    assert "maxsoftmax.torch" in (tmp_path / "chart.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from maxsoftmax._arguments import check_algorithm, check_block_size, check_unrol
 from maxsoftmax._commands import parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import chart, losses, published
+from maxsoftmax.bench import chart, losses, losses_report, published
 from maxsoftmax.bench.apart import ROUNDS, Apart
 from maxsoftmax.bench.cases import (
     BLOCK_SIZE,
@@ -179,6 +179,11 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError(f"--resume is not for 'maxsoftmax bench {REPORT}', which measures nothing")
     if not options.files:
         raise ValueError(f"bench {REPORT} needs the JSON files of earlier runs")
+    of_losses = [losses_report.read(path) for path in options.files]
+    if all(of_losses) and not options.json and not options.beside:
+        for report in filter(None, of_losses):
+            _show_losses(report, options)
+        return 0
     several = [Results.read(path) for path in options.files]
     first = several[0]
     # A chart shows one device; tables can follow one another.
@@ -364,6 +369,18 @@ def show(results: Results) -> None:
     out.print(f"{results.where}; {versions}; {results.date}")
     for table in tables(results):
         out.print(table)
+
+
+def _show_losses(report: losses_report.Report, options: argparse.Namespace) -> None:
+    out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160)
+    if options.markdown:
+        out.print(losses_report.markdown(report), soft_wrap=True)
+    else:
+        for group in report[1]:
+            out.print(losses.table(group))
+    if options.plot:
+        for path in chart.save(losses_report.draw(report), options.plot):
+            out.print(f"chart: {path}", soft_wrap=True)
 
 
 def write(results: Results, options: argparse.Namespace) -> None:
