@@ -245,3 +245,42 @@ def test_more_than_2_to_the_31_elements(device, shape):
             sums = [np.exp(part[i::2]).sum() * shape[1] / 32 for i in range(2)]
             want = np.exp(part) / np.resize(sums, 64)
         np.testing.assert_allclose(flat[start : start + 64].astype(np.float64), want, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("axis", [None, 1, (0, 2)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_weighted_sums_are_scipy_s(dtype, axis, keepdims):
+    random = np.random.default_rng(0)
+    x = (3 * random.standard_normal((4, 5, 6))).astype(dtype)
+    x[1] = -np.inf
+    weights = random.integers(-2, 3, (5, 1)).astype(np.float32)
+    how = {"axis": axis, "keepdims": keepdims}
+    rough = {np.float64: 1e-9, np.float32: 2e-5}.get(dtype, 0.05)
+    for b in (None, np.abs(weights), weights, 2):
+        found, sign = maxsoftmax.logsumexp(x, b=b, return_sign=True, **how)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            theirs = scipy.special.logsumexp(x.astype(np.float64), b=b, return_sign=True, **how)
+        assert (found.dtype, found.shape, sign.dtype) == (np.dtype(dtype), np.shape(theirs[0]), np.dtype(dtype))
+        # What two sums leave of each other has fewer digits.
+        np.testing.assert_allclose(found.astype(np.float64), theirs[0], rtol=rough, atol=rough)
+        np.testing.assert_array_equal(sign.astype(np.float64), theirs[1])
+        alone = maxsoftmax.logsumexp(x, b=b, **how).astype(np.float64)
+        np.testing.assert_array_equal(alone, np.where(sign < 0, np.nan, found).astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("b", "error", "words"),
+    [
+        (["a"], TypeError, r"b must be an array of real numbers, not \['a'\]"),
+        ([1, 2], ValueError, r"b has shape \(2,\), which does not broadcast with x of \(3,\)"),
+    ],
+)
+def test_weights_that_are_none_are_refused(b, error, words):
+    with pytest.raises(error, match=words):
+        maxsoftmax.logsumexp([1.0, 2.0, 3.0], b=b)
+
+
+def test_weights_of_zero_take_away_whatever_is_there():
+    x = np.array([np.inf, 1.0, np.nan])
+    assert maxsoftmax.logsumexp(x, b=[0, 2, 0]) == pytest.approx(1 + np.log(2))

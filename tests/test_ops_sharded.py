@@ -84,7 +84,7 @@ MODELS = [
         (dtype, inner),
         id=f"{np.dtype(dtype).name}{len(inner) or ''}",
         # Each is compiled for more than a minute.
-        marks=[pytest.mark.slow] * (np.dtype(dtype).itemsize == 2),
+        marks=[pytest.mark.slow] * (np.dtype(dtype).itemsize == 2 or bool(inner)),
     )
     for dtype, inner in KINDS
 ]
@@ -289,5 +289,6 @@ def test_outside_of_a_graph():
 
 
 def test_the_example():
-    assert doctest.testmod(functions).failed == 0
-    assert doctest.testmod(functions).attempted > 0
+    example = doctest.DocTestParser().get_doctest(functions.__doc__, {}, "sharded", None, 0)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

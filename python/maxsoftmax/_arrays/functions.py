@@ -278,28 +278,49 @@ def max_sum(
 
 
 @reduces
-def logsumexp(x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: Where = None) -> Any:
+def logsumexp(
+    x: Any,
+    axis: int | tuple[int, ...] | None = -1,
+    *,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    device: Where = None,
+) -> Any:
     """Returns ln Σ exp x along `axis`, the last by default, where SciPy's reduces all; no finite result overflows.
 
     Args:
         x: Logits: whatever `maxsoftmax.softmax` takes.
         axis: The axis or axes that are reduced; None for all of them together.
+        b: What exponentials are multiplied by before they are added up, which broadcasts with `x`; 1 if None. `x` is on
+            the host then, and the logarithm is that of a sum of float32 or wider.
         keepdims: Whether the axes stay, of length 1.
+        return_sign: Whether to return the sign of the sum: 1, -1, 0 of no sum at all. Without it the logarithm of a
+            negative sum is NaN.
         device: Where to compute; where `x` is if None.
 
     Returns:
         The logarithms, of the shape of `x` without the axes unless `keepdims`, its dtype, kind and device: -inf for
-        nothing but -inf, NaN beside NaN, and else inf beside +inf.
+        nothing but -inf, NaN beside NaN, and else inf beside +inf. With `return_sign` a tuple of them and the signs.
 
     Raises:
         TypeError: If `x` is not an array of real numbers, or another argument is not of its type.
-        ValueError: If there is no such axis or device.
+        ValueError: If there is no such axis or device, or `b` does not broadcast with `x`.
         RuntimeError: If the library cannot be built.
 
     Example:
         >>> maxsoftmax.logsumexp([[1000.0], [-1000.0]])
         array([ 1000., -1000.])
+        >>> maxsoftmax.logsumexp([1000.0, 1000.0], b=[1, -3], return_sign=True)
+        (np.float64(1000.6931471805599), np.float64(-1.0))
     """
+    if b is not None or return_sign is not False:
+        from maxsoftmax._arrays import weighted
+
+        keepdims, return_sign = check_flag("keepdims", keepdims), check_flag("return_sign", return_sign)
+        return weighted.logsumexp(
+            x, b, return_sign, lambda terms: logsumexp(terms, axis, keepdims=keepdims, device=device)
+        )
     return _reduced(_logsumexp, x, axis, keepdims, device, planes=False)
 
 

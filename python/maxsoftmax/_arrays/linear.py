@@ -23,6 +23,7 @@ from maxsoftmax._arguments import (
     words,
 )
 from maxsoftmax._arrays import losses
+from maxsoftmax._arrays.bits import narrowed, widened
 from maxsoftmax._arrays.call import Call
 from maxsoftmax._arrays.memory import HOST, Array, accumulator, view
 from maxsoftmax._arrays.tokens import token_log_probs
@@ -283,9 +284,7 @@ class _Given:
 
     def to_wide(self, array: np.ndarray) -> np.ndarray:
         """Returns an array, perhaps of bits, in the dtype of the arithmetic."""
-        if self.dtype == "bfloat16":
-            return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return array.astype(self.wide, copy=False)
+        return widened(array, self.dtype, self.wide)
 
     def blocks(self) -> list[slice]:
         """Returns the classes whose weights are taken together: all that need not be converted."""
@@ -311,8 +310,7 @@ class _Given:
 
     def result(self, array: np.ndarray, dtype: str) -> Any:
         """Returns a result as the kind of array that `hidden` is."""
-        array = _bfloat16(array) if dtype == "bfloat16" else array.astype(dtype, copy=False)
-        return self._call.kind.convert(self._call.given, array, dtype, HOST)
+        return self._call.kind.convert(self._call.given, narrowed(array, dtype), dtype, HOST)
 
     @staticmethod
     def _host(array: Array, name: str) -> np.ndarray:
@@ -321,13 +319,6 @@ class _Given:
                 f"{name} is on a GPU, but products of arrays are NumPy's: use maxsoftmax.torch, or maxsoftmax.ops"
             )
         return view(array)
-
-
-def _bfloat16(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of float32 rounded to bfloat16."""
-    bits = array.view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
 
 
 class _Sums:
