@@ -117,7 +117,11 @@ class Model:
         return buffer.view(DType.uint16, buffer.shape).to_numpy().view(ml_dtypes.bfloat16)
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+# A graph of all ops is compiled for more than a minute for each.
+KINDS = [pytest.param(dtype, marks=[pytest.mark.slow] * (dtype is np.float16)) for dtype in DTYPES]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(request, device):
     return request.param, Model(request.param, device)
 

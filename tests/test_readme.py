@@ -39,7 +39,7 @@ weights, x, labels = np.ones((3, 4), np.float32), np.ones((2, 3), np.float32), n
 """,
     ("jax.md", 1): """
 import jax, maxsoftmax.jax, numpy as np
-mesh = jax.make_mesh((1, 1), ("data", "vocabulary"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+shape = 1, 1
 logits, labels = np.ones((2, 4), np.float32), np.array([0, 3])
 """,
     ("sharding.md", 0): """

@@ -312,7 +312,7 @@ def logsumexp(
         >>> maxsoftmax.logsumexp([[1000.0], [-1000.0]])
         array([ 1000., -1000.])
         >>> maxsoftmax.logsumexp([1000.0, 1000.0], b=[1, -3], return_sign=True)
-        (np.float64(1000.6931471805599), np.float64(-1.0))
+        (np.float64(1000.69314718056), np.float64(-1.0))
     """
     if b is not None or return_sign is not False:
         from maxsoftmax._arrays import weighted
