@@ -218,3 +218,42 @@ def test_other_dtypes_have_the_same_bits_in_every_batch_and_at_every_address(dty
         for row in range(9):
             alone = op(at(x[row : row + 1], row % 5), axis=1, out_dtype=out_dtype)
             assert torch.equal(alone, y[row : row + 1]), (op, row)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("n", [57_352, 65_536, 100_352, 128_256, 151_936, 155_648, 256_000, 262_144, 262_208])
+def test_units_of_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
+    torch = pytest.importorskip("torch")
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    # Few rows of 16 bits have another kernel than many.
+    x = torch.randn(110, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    x[7, 1:] = -torch.inf
+    x[8, n // 2] = torch.nan
+    x[9] = 60000 * x[9].sign()
+    y = computed(what, x, x, None)
+    expected = getattr(torch, what)(x[:12].double(), 1)
+    if what == "softmax" and dtype == "float32":
+        check(y[:12].cpu().numpy(), x[:12].cpu().numpy())
+    else:
+        one = torch.finfo(x.dtype).eps
+        near = {"rtol": one, "atol": max(1e-6 * (dtype == "float32"), one * 2**-14)}
+        torch.testing.assert_close(y[:12].double(), expected.to(x.dtype).double(), equal_nan=True, **near)
+    for start, stop in ((0, 1), (5, 21), (3, 80)):
+        for shift in range(16 // x.element_size()):
+            part = computed(what, at(x[start:stop], shift), None, None)
+            assert part.equal(y[start:stop]) or part.nan_to_num(7).equal(y[start:stop].nan_to_num(7)), (
+                start,
+                stop,
+                shift,
+            )
+
+
+def test_maxima_of_units_may_lie_on_both_sides_of_what_is_a_small_logit():
+    torch = pytest.importorskip("torch")
+
+    x = torch.zeros(2, 128_256, device="cuda")
+    x[0, :1000], x[0, 100_000:] = 63.9, 64.1
+    x[1, :1000], x[1, 100_000:] = -63.9, -64.1
+    check(computed("softmax", x, None, None).cpu().numpy(), x.cpu().numpy())

@@ -15,7 +15,8 @@ from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .resident import resident, resident_cluster
-from .tuning import Tuned, slots
+from .resident_units import Again, resident_units
+from .tuning import Tuned, Units, slots
 
 
 def auto[
@@ -101,6 +102,13 @@ def resident_fits[
     # By nothing but the length, as a row's bits are not to depend on its address.
     var vectors = rows.n // width
     var whole = rows.n % width == 0
+    comptime if _in_units[S, T](finish):
+        comptime lines = Tuned.units(wide)
+        comptime for i in range(len(lines)):
+            comptime line = lines[i]
+            if line.above < rows.n <= line.up_to and whole:
+                _units[finish, line](y, x, rows, queue)
+                return True
     comptime for i in range(len(table)):
         comptime t = table[i]
         comptime room = t.room(slots() // finish.inputs())
@@ -128,3 +136,43 @@ def resident_fits[
                             ](y, x, rows, queue, other)
                             return True
     return False
+
+
+def _in_units[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
+    """Returns whether rows may be held by the unit: of logits that are what lies in memory, and nothing but results for each.
+    """
+    return (
+        S.Line.in_memory
+        and S.Line.elements == S.Line.held
+        and not (S.Line.scaled or S.Line.transformed)
+        and not (S.is_causal or S.has_sink or T.has_pairs)
+        and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
+    )
+
+
+def _units[
+    S: RowSource, T: RowTarget, //, finish: Finish, line: Units
+](y: T, x: S, rows: Rows, queue: Queue) raises:
+    """Enqueues rows by the unit: parameters and arguments are as of `resident_fits`.
+    """
+    var logits = x.line(0, rows.n).address(0)
+    comptime packs = (
+        line.packed_up_to > 0
+        and finish == Finish.PROBABILITIES
+        and size_of[S.elements]() == 2
+        and size_of[T.Line.stored]() <= 2
+    )
+    comptime if not packs:
+        resident_units[finish, line.rounds, line.max_threads, Again.OF_ROW](
+            y, logits, rows, queue
+        )
+    else:
+        if rows.count() <= line.packed_up_to:
+            resident_units[finish, line.rounds, line.max_threads, Again.PACKED](
+                y, logits, rows, queue
+            )
+        else:
+            # More of them are on the chip at a time.
+            resident_units[finish, line.rounds, 1024, Again.SHORTENED](
+                y, logits, rows, queue
+            )

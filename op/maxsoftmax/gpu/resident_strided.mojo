@@ -493,7 +493,7 @@ def merge_columns[
     comptime all = columns * PORTABLE_BLOCKS
     comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
     var block = thread % PORTABLE_BLOCKS
-    cluster.open()
+    cluster.open(cluster.blocks * cluster.pairs)
     comptime for start in range(0, all, COLUMN_THREADS):
         if start + thread < all:
             var column = (start + thread) // PORTABLE_BLOCKS
@@ -558,7 +558,7 @@ def sum_columns[
     comptime all = pairs * PORTABLE_BLOCKS
     comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
     var block = thread % PORTABLE_BLOCKS
-    cluster.open()
+    cluster.open(cluster.blocks * cluster.pairs)
     comptime for start in range(0, all, COLUMN_THREADS):
         if start + thread < all:
             var pair = (start + thread) // PORTABLE_BLOCKS

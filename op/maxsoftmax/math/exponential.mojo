@@ -285,6 +285,39 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
         )
 
     @inline(.always)
+    def quick(self, x: SIMD[DType.float32, _]) -> type_of(x):
+        """Returns e^x · (1 + c·(m - x)) / `quick_factor`, c = 1.3e-8, in the unit: what `exp` does, where exact in seven operations less, six of them
+        those of a polynomial, for which the GPU has an instruction with a relative error of 2^-22.
+
+        Args:
+            x: As of `exp`.
+        """
+        comptime if Self.exact and Self.width == 1:
+            comptime log2_e = Float32(1.4426950408889634)
+            var intercept = type_of(x)(self.intercept[0])
+            var below = max(x - self.offset[0], type_of(x)(self.floor[0]))
+            var shifted = below.fma(log2_e, intercept)
+            var f = below.fma(log2_e, intercept - shifted)
+            return bitcast[DType.float32](
+                bitcast[DType.int32](exp2(f))
+                + (bitcast[DType.int32](shifted) << 23)
+            )
+        else:
+            return self.exp(x)
+
+    @inline(.always)
+    def quick_factor(self) -> Self.Values:
+        """Returns what results of `quick` are to be multiplied by to be in the unit.
+        """
+        comptime if Self.exact:
+            # By what the rounded log2 e is too small, at the maximum.
+            return (self.m - self.offset).fma(
+                Self.Values(1.33497575e-8), Self.Values(1)
+            )
+        else:
+            return 1
+
+    @inline(.always)
     def over(self, larger: Self) -> Self.Values:
         """Returns this unit in terms of that of a maximum that is not smaller.
         """

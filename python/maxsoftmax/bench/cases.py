@@ -250,6 +250,16 @@ SUITES = {
             *(Case((rows, n), dtype) for rows in (256, 2048) for n in _VOCABULARIES for dtype in _BOTH),
         ),
     ),
+    "decode": Suite(
+        "Logits of one step of decoding: few rows of long vocabularies",
+        "gpu",
+        tuple(
+            Case((rows, n), dtype)
+            for n in (128256, 151936, 262144)
+            for dtype in _BOTH
+            for rows in (1, 2, 4, 16, 48, 96, 160, 256)
+        ),
+    ),
     "grad": Suite(
         "What training computes: gradients and losses",
         "gpu",

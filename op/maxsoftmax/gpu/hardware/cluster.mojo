@@ -7,11 +7,11 @@ a row, where a barrier takes two. The arrivals are counted by an mbarrier, in by
 from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
-from max.gpu import block_idx, thread_idx
+from max.gpu import WARP_SIZE, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ...math.exponential import ROOM, Scale, quotient
-from .team import greater, maximum, total
+from .team import greater, largest_of_lanes, maximum, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
 
@@ -168,8 +168,11 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
             ]()
 
     @inline(.always)
-    def open(self):
+    def open(self, expected: Int):
         """Waits until the others can be sent to, and says what is expected of them.
+
+        Args:
+            expected: How many pairs will be sent to this block.
         """
         inlined_assembly[
             "barrier.cluster.wait.acquire.aligned;",
@@ -181,7 +184,7 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
                 NoneType,
                 constraints="r,r,~{memory}",
-            ](UInt32(Int(self.arrivals)), UInt32(self.blocks * 8 * Self.pairs))
+            ](UInt32(Int(self.arrivals)), UInt32(8 * expected))
 
     @inline(.always)
     def send(self, block: Int, at: Int, a: Float32, b: Float32):
@@ -224,6 +227,30 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
         ](UInt32(Int(self.arrivals)), UInt32(0))
 
     @inline(.always)
+    def merged[exact: Bool](self, count: Int, lane: Int) -> Pair[]:
+        """Returns what all pairs of the mailbox come to, merged in their order: the same bits for every warp.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            count: How many there are.
+            lane: This thread's index in its warp.
+        """
+        var m = neg_inf[DType.float32]()
+        for i in range(lane, count, WARP_SIZE):
+            m = maximum(m, self.mailbox[unsafe_offset=2 * i])
+        m = largest_of_lanes[WARP_SIZE](m)
+        var of_row = Scale[exact](m)
+        var d = Float32(0)
+        for i in range(lane, count, WARP_SIZE):
+            d += Pair(
+                self.mailbox[unsafe_offset=2 * i],
+                self.mailbox[unsafe_offset=2 * i + 1],
+            ).sum_over(of_row)
+        return Pair(m, lanes_reduce[total](d))
+
+    @inline(.always)
     def merge[exact: Bool](self, mine: Pair[]) -> Pair[]:
         """Returns the pair of the whole row, the same bits for every thread of the cluster.
 
@@ -261,7 +288,7 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
         """
         comptime assert Self.pairs == 1
         var thread = Int(thread_idx.x)
-        self.open()
+        self.open(self.blocks)
         if thread < self.blocks:
             self.send(thread, 2 * self.rank, mine.m, mine.d)
         self.close()

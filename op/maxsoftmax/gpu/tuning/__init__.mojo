@@ -1,7 +1,7 @@
 """What was measured of GPUs, a file a kind of GPU."""
 
 from ..hardware.cluster import has_clusters
-from .configuration import HAS_ROOM, Stream, Strip, Team, slots
+from .configuration import HAS_ROOM, Stream, Strip, Team, Units, slots
 from .sm90 import Sm90
 from .tuning import Generic, Tuning
 

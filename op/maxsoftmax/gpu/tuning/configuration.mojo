@@ -146,6 +146,23 @@ struct Team(TrivialRegisterPassable):
         return min(ceildiv(length, min(self.best, room)), PORTABLE_BLOCKS)
 
 
+@fieldwise_init
+struct Units(TrivialRegisterPassable):
+    """How long rows in memory are held by the warps of a cluster, a unit of the row by each.
+    """
+
+    var above: Int
+    """What rows are longer than, in elements."""
+    var up_to: Int
+    """The longest."""
+    var rounds: Int
+    """Vectors of a unit that each lane holds: a row's bits follow from it."""
+    var max_threads: Int
+    """Threads a block at most, which bounds the registers."""
+    var packed_up_to: Int
+    """Rows up to which their exponentials, of 16-bit logits, are packed; 0, if they are found again in the row's scale."""
+
+
 def slots() -> Int:
     """Returns how many vectors of 16 bytes have a place in the shared memory of a multiprocessor of the GPU that is compiled for.
     """

@@ -6,7 +6,7 @@ Figures are shares of a device copy's rate on an H200, float32 / bfloat16, at th
 
 from std.math import ceildiv
 
-from .configuration import Lengths, HAS_ROOM, Stream, Strip, Team
+from .configuration import Lengths, HAS_ROOM, Stream, Strip, Team, Units
 
 
 trait Tuning:
@@ -65,6 +65,15 @@ trait Tuning:
             Team.whole(2048, 256, 256, 8, 4),  # 0.97 / 0.98
         ]
         return table^
+
+    @staticmethod
+    def units(wide: Bool) -> List[Units]:
+        """Long rows in memory of a length that is a multiple of 16 bytes, by the warp: looked at before `resident`.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+        """
+        return []
 
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:

@@ -1,0 +1,115 @@
+"""What one lane takes of a unit of a row: what a warp holds, 16 bytes a lane at a time, without a word to anybody else.
+
+Units have the same number of elements, counted from the row's first. Where the row begins between two multiples of 16 bytes, a unit's first granule
+has elements of the unit before, and the granule after its last has elements of this one: both are the first lane's.
+"""
+
+from std.utils.numerics import neg_inf
+from max.gpu import WARP_SIZE
+
+from ...io.rows import Source
+from .granules import Granule, Granules
+
+
+def unit_elements[dtype: DType](rounds: Int) -> Int:
+    """Returns how many elements a unit has.
+
+    Args:
+        rounds: Vectors of it that each lane takes.
+    """
+    return Granules[dtype].width * WARP_SIZE * rounds
+
+
+struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
+    """What a lane has of a unit.
+
+    Parameters:
+        dtype: Dtype of the row.
+        rounds: Vectors of a unit that each lane takes.
+    """
+
+    comptime G = Granules[Self.dtype]
+    comptime Values = Granule[Self.dtype]
+    comptime width = Self.G.width
+    comptime nothing = neg_inf[Self.dtype]()
+
+    var g: Self.G
+    """The row."""
+    var first: Int
+    """Which granule the lane's first is; the others are `WARP_SIZE` apart."""
+    var left: Int32
+    """Of the granules from that one on, those that do not reach beyond the row."""
+    var whole: Bool
+    """Whether no lane has one that does."""
+    var shared: Bool
+    """Whether the lane's first granule has elements of the unit before, and the one after its last has elements of this one."""
+
+    @inline(.always)
+    def __init__(out self, g: Self.G, unit: Int, lane: Int):
+        """A lane's part of unit `unit`."""
+        self.g = g
+        self.first = unit * Self.rounds * WARP_SIZE + lane
+        self.left = g.count - Int32(self.first)
+        self.whole = (unit + 1) * Self.rounds * WARP_SIZE < Int(g.count)
+        self.shared = g.shift != 0 and lane == 0 and self.left >= 0
+
+    @staticmethod
+    @inline(.always)
+    def place(j: Int) -> Int:
+        """Returns how many elements after the lane's first granule its granule j is.
+        """
+        return j * WARP_SIZE * Self.width
+
+    @inline(.always)
+    def address(self, j: Int) -> Source[Self.dtype]:
+        """Returns where the lane's granule j is."""
+        return self.g.first.unsafe_offset(
+            self.first * Self.width
+        ).unsafe_offset(Self.place(j))
+
+    @inline(.always)
+    def has[all: Bool](self, j: Int) -> Bool:
+        """Returns whether the lane's granule j is there, and does not reach beyond the row.
+
+        Parameters:
+            all: Whether all are.
+        """
+        return all or Int32(j * WARP_SIZE) < self.left
+
+    @inline(.always)
+    def tail_round(self) -> Int:
+        """Returns which of the lane's granules reaches beyond the row, `rounds` or more if none does.
+        """
+        var is_mine = (
+            not self.whole
+            and self.left >= 0
+            and self.left % Int32(WARP_SIZE) == 0
+            and self.g.tail > 0
+        )
+        return Int(self.left) // WARP_SIZE if is_mine else Self.rounds
+
+    @inline(.always)
+    def load(self, j: Int) -> Self.Values:
+        """Returns the lane's granule j, -inf for what is beyond the row."""
+        return self.g.load(self.first + j * WARP_SIZE, Self.nothing)
+
+    @inline(.always)
+    def begin(self) -> Self.Values:
+        """Returns what of the first granule is in the unit, of a lane that shares it.
+        """
+        var values = self.load(0)
+        comptime for v in range(Self.width - 1):
+            if Int32(v) < self.g.shift:
+                values[v] = Self.nothing
+        return values
+
+    @inline(.always)
+    def end(self) -> Self.Values:
+        """Returns what is in the unit of the granule after the last."""
+        var values = Self.Values(Self.nothing)
+        if self.shared:
+            values = self.load(Self.rounds)
+            comptime for v in range(Self.width):
+                if Int32(v) >= self.g.shift:
+                    values[v] = Self.nothing
+        return values

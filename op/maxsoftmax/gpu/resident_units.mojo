@@ -1,0 +1,346 @@
+"""The fast kernel of rows that take the blocks of a cluster: one read and one write an element, a unit of the row for each warp.
+
+A unit is what 32 lanes hold in registers, and it has a maximum and a sum of its own, found without a word to anybody else: a warp computes
+exponentials while what others have asked for is still under way. Then each warp tells the pair of its unit to every block of the cluster, and
+merges all of them in the order of the row. So it makes no difference to a row's bits how many blocks share it, and how many warps a block has.
+
+Units begin between two multiples of 16 bytes where rows do; see `granules`.
+"""
+
+from std.math import ceildiv
+from std.memory import bitcast
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_dim,
+    thread_idx,
+)
+from max.gpu.host import Dim
+
+from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.target import RowTarget
+from ..math.exponential import Scale, logarithm
+from ..math.online import Sum
+from ..ops.finish import Finish
+from ..queue import Queue
+from .hardware.cluster import Cluster, PORTABLE_BLOCKS
+from .hardware.packed import Packed
+from .hardware.pdl import pdl_attributes, pdl_wait
+from .hardware.team import largest_lane, largest_of_lanes, maximum, total
+from .hardware.warp_reduction import lanes_reduce
+from .partition.granules import caught_up, turned
+from .partition.row import again
+from .partition.unit import Unit, unit_elements
+from .resident import add
+
+comptime MAX_UNITS = 128
+"""Units of a row at most: of each a block has a pair in its shared memory."""
+
+comptime TOGETHER = 4
+"""Vectors whose exponentials are added up before they are added to a lane's sum."""
+
+
+struct Again(Equatable, TrivialRegisterPassable):
+    """How exponentials that no register is left for are had again, once it is known what a row sums to.
+    """
+
+    var value: Int
+
+    comptime OF_ROW = Self(0)
+    """Of the logits, in the row's scale."""
+    comptime SHORTENED = Self(1)
+    """Of the logits, with the bits that `PACKED` ones have."""
+    comptime PACKED = Self(2)
+    """They were kept in three bytes each: of half as many exponentials, and half as many more registers. Few rows are faster."""
+
+    @inline(.always)
+    def __init__(out self, value: Int):
+        self.value = value
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(max_threads))
+)
+def resident_units_kernel[
+    dtype: DType,
+    T: RowTarget,
+    finish: Finish,
+    rounds: Int,
+    max_threads: Int,
+    edged: Bool,
+    again_as: Again,
+](y: T, x: Source[dtype], n: Int64, units: Int64, zero: UInt32):
+    """Writes softmax of rows along the last axis, or its logarithm, a cluster a row.
+
+    Parameters:
+        dtype: Dtype of the logits, of 4 bytes or 2.
+        T: Where results go.
+        finish: What of each element is written.
+        rounds: Vectors of a unit that each lane takes: a row's bits follow from it.
+        max_threads: Threads a block at most, which bounds the registers.
+        edged: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
+        again_as: How the exponentials of 16-bit logits are had again for results of as many bits.
+
+    Args:
+        y: Results; may be the memory of the logits.
+        x: Logits.
+        n: Length of each row.
+        units: How many units that is: no more than there are warps in a cluster.
+        zero: What nobody but the caller knows to be 0.
+    """
+    comptime F = DType.float32
+    comptime U = Unit[dtype, rounds]
+    comptime width = U.width
+    comptime Vector = SIMD[F, width]
+    comptime exact = size_of[dtype]() > 2 or size_of[T.Line.stored]() > 2
+    # Exponentials are kept in place of the logits, unless that takes twice the registers.
+    comptime keeps = finish == Finish.PROBABILITIES and dtype == F
+    comptime packs = again_as == Again.PACKED
+    comptime in_unit = keeps or packs or again_as == Again.SHORTENED
+    var thread = Int(thread_idx.x)
+    var lane = thread % WARP_SIZE
+    var cluster = Cluster[True, MAX_UNITS // PORTABLE_BLOCKS]()
+    var row = cluster.index
+    var unit = (
+        cluster.rank * (Int(block_dim.x) // WARP_SIZE) + thread // WARP_SIZE
+    )
+    var u = U(U.G(x, row, Int(n)), unit, lane)
+    pdl_wait()
+
+    var raw = Array[U.Values, rounds](fill=U.Values(U.nothing))
+    comptime for all in [True, False]:
+        if u.whole == all:
+            comptime for j in range(rounds):
+                if u.has[all](j):
+                    raw[j] = u.address(j).unsafe_load[
+                        width=width, alignment=VECTOR_BYTES
+                    ]()
+    var after = U.Values(U.nothing)
+    comptime if edged:
+        if not u.whole:
+            var tail_round = u.tail_round()
+            if tail_round < rounds:
+                var tail = u.load(tail_round)
+                comptime for j in range(rounds):
+                    if j == tail_round:
+                        raw[j] = tail
+        if u.shared:
+            after = u.end()
+            raw[0] = u.begin()
+
+    var largest = after
+    comptime for j in range(rounds):
+        largest = maximum(largest, raw[j])
+    var m = largest_of_lanes[WARP_SIZE](largest_lane(largest).cast[F]())
+    var scale = Scale[exact](m)
+
+    @inline(.always)
+    def exponentials(values: U.Values) {imm} -> Vector:
+        """Returns e^x in the unit's scale."""
+        return rebind[Vector](scale.quick(values.cast[F]()))
+
+    @inline(.always)
+    def hidden(values: U.Values) {imm} -> U.Values:
+        """Returns logits so that the compiler does not see that they are the same: what is computed of them again is not kept instead.
+        """
+        comptime if keeps:
+            return values
+        else:
+            return again(values)
+
+    # In the order of the elements, whatever lane has them. Where exponentials replace the logits, those of the next vector are found first: of
+    # the first lane they are a part of this one.
+    var sum = Sum[F, width]()
+    var packed = Array[Packed[width], rounds if packs else 1](
+        fill=Packed[width]()
+    )
+    var behind = u.g.behind(lane)
+    comptime if keeps:
+        raw[0] = rebind[U.Values](exponentials(raw[0]))
+    comptime for k in range(0, rounds, TOGETHER):
+        var terms = Vector(0)
+        comptime for j in range(k, min(k + TOGETHER, rounds)):
+            comptime if keeps and j + 1 < rounds:
+                raw[j + 1] = rebind[U.Values](exponentials(raw[j + 1]))
+            elif keeps and edged:
+                after = rebind[U.Values](exponentials(after))
+            var e: Vector
+            comptime if keeps:
+                e = rebind[Vector](raw[j])
+                comptime if edged:
+                    e = rebind[Vector](
+                        caught_up(
+                            raw[j],
+                            raw[j + 1] if j + 1 < rounds else after,
+                            behind,
+                        )
+                    )
+            else:
+                e = exponentials(hidden(raw[j]))
+                comptime if packs:
+                    packed[j] = Packed[width](e)
+                comptime if edged:
+                    if u.g.shift != 0:
+                        # In shorter types the logits are what is put together.
+                        e = exponentials(
+                            caught_up(
+                                raw[j],
+                                raw[j + 1] if j + 1 < rounds else after,
+                                behind,
+                            )
+                        )
+            terms = e if j == k else terms + e
+        add[exact](sum, terms)
+        # Exponentials wait for those before them, which the assembler does not see: all at once are more than it has registers for.
+        scale.intercept = bitcast[F](
+            bitcast[DType.uint32](scale.intercept)
+            ^ (bitcast[DType.uint32](terms[0]) & zero)
+        )
+    var chains = sum.value - sum.excess
+    comptime if edged:
+        chains = turned[WARP_SIZE](chains, u.g.shift, lane)
+    var d = lanes_reduce[total](chains.reduce_add()) * scale.quick_factor()
+
+    cluster.open(Int(units))
+    if unit < Int(units) and lane < cluster.blocks:
+        cluster.send(lane, 2 * unit, m, d)
+    cluster.close()
+    var pair = cluster.merged[exact](Int(units), lane)
+
+    # What exponentials are to be multiplied by to be in the row's scale, and then to be probabilities.
+    var of_row = Scale[exact](pair.m)
+    var rest = Float32(1)
+    var factor = (
+        logarithm(pair.relative[exact]()) if finish
+        == Finish.LOGARITHMS else pair.reciprocal[keeps]()
+    )
+    comptime if in_unit:
+        comptime if keeps:
+            rest = scale.over_lowered(of_row) * scale.quick_factor()
+        else:
+            rest = scale.over(of_row)
+        if m == neg_inf[F]():
+            rest = 0
+        # Both together may be too small for a normal number: then one after the other.
+        if rest * factor > 1e-30:
+            factor *= rest
+            rest = 1
+    elif finish == Finish.PROBABILITIES:
+        factor *= of_row.quick_factor()
+
+    @inline(.always)
+    def finished(logits: U.Values, e: Vector) {imm} -> Vector:
+        """Returns results of logits, or of exponentials in the unit's scale."""
+        comptime if finish == Finish.LOGARITHMS:
+            return (rebind[Vector](logits.cast[F]()) - pair.m) - factor
+        elif in_unit:
+            return e * rest * factor
+        else:
+            return rebind[Vector](of_row.quick(logits.cast[F]())) * factor
+
+    @inline(.always)
+    def results(j: Int) {imm} -> Vector:
+        """Returns those of the lane's granule j."""
+        comptime if keeps:
+            return finished(raw[j], rebind[Vector](raw[j]))
+        elif packs:
+            return finished(raw[j], packed[j].values())
+        elif in_unit:
+            return finished(
+                raw[j],
+                Packed[width].shortened(exponentials(hidden(raw[j]))),
+            )
+        else:
+            return finished(hidden(raw[j]), 0)
+
+    var target = y.line(row, Int(n)).onwards(u.first * width - Int(u.g.shift))
+    var aligned = target.is_aligned[width]()
+    if u.whole and aligned and rest == 1:
+        rest = 1
+        comptime for j in range(rounds):
+            if not (edged and j == 0 and u.shared):
+                target.store[True](U.place(j), results(j))
+    else:
+        comptime for j in range(rounds):
+            if u.has[False](j) and not (edged and j == 0 and u.shared):
+                if aligned:
+                    target.store[True](U.place(j), results(j))
+                else:
+                    target.store[False](U.place(j), results(j))
+
+    @inline(.always)
+    def store_some(j: Int, begin: Int32, end: Int32) {imm}:
+        """Stores some results of the lane's granule j, of which others may have the rest.
+        """
+        var logits = u.load(j)
+        var e = exponentials(logits)
+        comptime if in_unit and not keeps:
+            e = Packed[width].shortened(e)
+        var all = finished(logits, e)
+        comptime for v in range(width):
+            if begin <= Int32(v) < end:
+                target.store[True](U.place(j) + v, SIMD[F, 1](all[v]))
+
+    comptime if edged:
+        if u.shared:
+            store_some(0, u.g.shift, Int32(width) if u.left > 0 else u.g.tail)
+            comptime beyond = Int32(rounds * WARP_SIZE)
+            if u.left >= beyond:
+                store_some(
+                    rounds,
+                    0,
+                    u.g.shift if u.left > beyond else min(u.g.shift, u.g.tail),
+                )
+        if not u.whole:
+            var tail_round = u.tail_round()
+            if tail_round < rounds and not (u.shared and tail_round == 0):
+                store_some(tail_round, 0, u.g.tail)
+
+
+def resident_units[
+    dtype: DType,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    rounds: Int,
+    max_threads: Int,
+    again_as: Again,
+](y: T, x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Launches `resident_units_kernel` with a cluster for each row.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        T: Where results go.
+        finish: What of each element is written.
+        rounds: Vectors of a unit that each lane takes.
+        max_threads: Threads a block at most.
+        again_as: How exponentials are had again.
+
+    Args:
+        y: Results.
+        x: Logits.
+        rows: Rows along the last axis, of at most as many units as warps of `PORTABLE_BLOCKS` such blocks.
+        queue: Where kernels are launched.
+    """
+    var units = ceildiv(rows.n, unit_elements[dtype](rounds))
+    var whole = (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
+    comptime for edged in [False, True]:
+        if whole != edged:
+            queue.launch[
+                resident_units_kernel[
+                    dtype, T, finish, rounds, max_threads, edged, again_as
+                ]
+            ](
+                y,
+                x,
+                Int64(rows.n),
+                Int64(units),
+                UInt32(0),
+                grid_dim=rows.count() * PORTABLE_BLOCKS,
+                block_dim=ceildiv(units, PORTABLE_BLOCKS) * WARP_SIZE,
+                cluster_dim=Dim(PORTABLE_BLOCKS, 1, 1),
+                attributes=pdl_attributes(),
+            )
