@@ -11,6 +11,7 @@ from maxsoftmax._graph.extension import stop_compilers
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
 from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
+from maxsoftmax._warnings import for_threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -102,7 +103,8 @@ def parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
-        futures = [pool.submit(function, item) for item in items]
+        context = for_threads()
+        futures = [pool.submit(context.copy().run, function, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
