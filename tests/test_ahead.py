@@ -251,6 +251,11 @@ def test_all_that_was_asked_for_is_compiled(capsys, folder):
     printed = capsys.readouterr()
     assert sorted(printed.out.splitlines()) == sorted(f"{folder}/out/{name}.so: 14 bytes" for name in names)
     assert printed.err == ""
+    assert cli.main(["compile", "--op", "softmax", "-o", str(folder / "out"), "--json", "-"]) == 0
+    printed, told = capsys.readouterr()
+    files = {f"{folder}/out/{name}-float32-cpu.so": 5 for name in ("softmax", "softmax_forms")}
+    assert json.loads(printed) == {"libraries": files}
+    assert sorted(told.splitlines()) == sorted(f"{path}: 5 bytes" for path in files)
 
 
 TWO, SUFFIXES = ("float32", "bfloat16"), (".so", ".json")

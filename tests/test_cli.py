@@ -448,6 +448,19 @@ def test_figures_are_json_where_that_is_asked_for(capsys, tmp_path, monkeypatch)
     assert list(told["devices"]) == [runtime.name(device) for device in runtime.devices()]
 
 
+def test_what_is_told_beside_figures_on_standard_output_is_on_standard_error(capsys):
+    arguments = ["bench", "--shape", "2x3", "--device", "cpu", "--providers", "numpy"]
+    assert cli.main([*arguments, "--json", "-"]) == 0
+    printed, told = capsys.readouterr()
+    assert [record["provider"] for record in json.loads(printed)["records"]] == ["numpy"]
+    assert "standard output: 1 record\n" in told
+    assert "GB/s" in told
+
+
+def test_what_fails_leaves_standard_output_empty(capsys):
+    assert "--resume needs --json FILE" in fails(capsys, "bench", "--resume", "--json", "-")
+
+
 def test_the_figures_of_the_demo_are_json(capsys, monkeypatch):
     result = demo.Result("small", "cpu", 1.5, 0.25, 1e-8, 1.0)
     monkeypatch.setattr(demo, "measure", lambda *what: result)

@@ -1,7 +1,9 @@
 """Every public function has an example, and every example is true."""
 
 import doctest
-import importlib
+import importlib.util
+import subprocess
+import sys
 
 import maxsoftmax
 import numpy
@@ -73,9 +75,33 @@ def test_examples_are_true(module, name, request):
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-def test_dir_shows_what_users_use():
-    assert set(dir(maxsoftmax)) == {*maxsoftmax.__all__, "__version__"}
-    assert not [name for name in dir(maxsoftmax) if name.startswith("_") and name != "__version__"]
+def test_dir_shows_what_users_use(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "max" or (name == "jax" and find(name)))
+    modules = {"nn", "ops", *(["jax"] if find("jax") else [])}
+    assert set(dir(maxsoftmax)) == {*maxsoftmax.__all__, *modules, "__version__"}
+
+
+MODULES = """
+import sys
+import maxsoftmax
+assert not [name for name in ("max.graph", "torch", "jax") if name in sys.modules]
+for name in dir(maxsoftmax):
+    assert getattr(maxsoftmax, name) is not None
+sys.modules["torch"] = None
+sys.modules.pop("maxsoftmax.torch", None)
+vars(maxsoftmax).pop("torch", None)
+try:
+    maxsoftmax.torch
+except ImportError as error:
+    assert "maxsoftmax.torch needs PyTorch: pip install" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_modules_are_imported_when_they_are_asked_for(environment):
+    subprocess.run([sys.executable, "-c", MODULES], env=environment, check=True, timeout=120)
 
 
 @pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=lambda part: part or "maxsoftmax")

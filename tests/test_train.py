@@ -157,6 +157,11 @@ def test_the_command_keeps_the_losses(capsys, tmp_path, monkeypatch):
     assert (found["task"], found["seed"]) == ("sign", 7)
     assert shlex.split(found["command"]) == ["maxsoftmax", *arguments]
     assert found["device"]
+    capsys.readouterr()
+    assert cli.main(["train", "--steps", "2", "--seed", "7", "--json", "-"]) == 0
+    printed, told = capsys.readouterr()
+    assert json.loads(printed)["losses"] == found["losses"]
+    assert told.splitlines()[-1] == "standard output: the loss"
 
 
 @pytest.fixture

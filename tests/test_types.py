@@ -34,6 +34,19 @@ reveal_type(maxsoftmax.max_sum(Theirs()))  # tuple[Theirs, Theirs]
 reveal_type(maxsoftmax.cross_entropy(Theirs(), classes, reduction="none"))  # Theirs
 reveal_type(maxsoftmax.softmax([1.0, 2.0]))  # Any
 reveal_type(maxsoftmax.cross_entropy_backward(x, classes, maxsoftmax.cross_entropy_forward(x, classes)[1]))  # ndarray
+reveal_type(maxsoftmax.softmax_backward(y=Theirs(), dy=x))  # Theirs
+reveal_type(maxsoftmax.logsumexp(Theirs(), b=x, keepdims=np.True_))  # Theirs
+reveal_type(maxsoftmax.logsumexp(Theirs(), return_sign=True))  # tuple[Theirs, Theirs]
+reveal_type(maxsoftmax.logsumexp(x, return_sign=True))  # tuple[Any, Any]
+reveal_type(maxsoftmax.token_log_probs(Theirs(), classes))  # Theirs
+reveal_type(maxsoftmax.token_log_probs(Theirs(), classes, entropy=True))  # tuple[Theirs, Theirs]
+reveal_type(maxsoftmax.linear_cross_entropy(hidden=Theirs(), weight=x, target=classes))  # Theirs
+reveal_type(maxsoftmax.linear_token_log_probs(Theirs(), x, classes))  # Theirs
+reveal_type(maxsoftmax.linear_token_log_probs(Theirs(), x, classes, entropy=True))  # tuple[Theirs, Theirs]
+reveal_type(maxsoftmax.softmax(x, axis=[0, 1], causal=np.False_))  # ndarray
+reveal_type(maxsoftmax.softmax(x, axis=np.int64(1)))  # ndarray
+lengths: Any = maxsoftmax.ops.token_log_probs(x, classes).shape
+logarithms, entropies = maxsoftmax.ops.token_log_probs(x, classes, entropy=True)
 total: float = float(maxsoftmax.softmax(x, device="gpu:1", algorithm="online").sum())
 
 maxsoftmax.softmax(x, algorithm="nope")  # wrong
@@ -41,6 +54,10 @@ maxsoftmax.softmax(x, device="tpu")  # wrong
 maxsoftmax.softmax(x, axes=1)  # wrong
 maxsoftmax.cross_entropy(x, classes, reduction="max")  # wrong
 maxsoftmax.cross_entropy(x)  # wrong
+maxsoftmax.linear_cross_entropy(x, x, classes, reduction="max")  # wrong
+maxsoftmax.ops.softmax(x, algorithm="nope")  # wrong
+maxsoftmax.ops.linear_cross_entropy(x, x, classes, reduction="max")  # wrong
+maxsoftmax.warm_up(device="tpu")  # wrong
 text: str = maxsoftmax.softmax(x)  # wrong
 """
 

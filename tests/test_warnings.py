@@ -6,6 +6,7 @@ from pathlib import Path
 import maxsoftmax
 import pytest
 from maxsoftmax import _cache as cache
+from maxsoftmax import _warnings
 from maxsoftmax._native import warm
 
 PACKAGE = Path(maxsoftmax.__file__).parent
@@ -23,6 +24,9 @@ import contextlib
 from maxsoftmax._warnings import warn
 
 def plain():
+    warn("told")
+
+def hook(gradient):
     warn("told")
 
 @contextlib.contextmanager
@@ -53,10 +57,30 @@ def test_a_warning_comes_once_from_each_line(recwarn):
     assert len(recwarn) == 2
 
 
-def test_a_warning_of_another_thread_points_somewhere():
+def test_a_warning_of_another_thread_points_at_who_started_it():
     function = compiled("plain", WARNS)
-    with pytest.warns(RuntimeWarning, match="told"):
-        warm.parallel(lambda item: function(), [1])
+    with pytest.warns(RuntimeWarning, match="told") as warned:
+        lines = sys._getframe().f_lineno, warm.parallel(lambda item: function(), [1])
+    assert (warned[0].filename, warned[0].lineno) == (__file__, lines[0])
+    assert _warnings._caller.get() is None
+
+
+def test_a_warning_while_jax_traces_points_at_the_caller_of_jax():
+    jax = pytest.importorskip("jax")
+    function = compiled("plain", WARNS)
+    with pytest.warns(RuntimeWarning, match="told") as warned:
+        lines = sys._getframe().f_lineno, jax.jit(function)()
+    assert (warned[0].filename, warned[0].lineno) == (__file__, lines[0])
+
+
+def test_a_warning_while_torch_computes_gradients_points_at_the_caller_of_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(1, requires_grad=True)
+    y = x * 2
+    y.register_hook(compiled("hook", WARNS))
+    with pytest.warns(RuntimeWarning, match="told") as warned:
+        lines = sys._getframe().f_lineno, y.backward()
+    assert (warned[0].filename, warned[0].lineno) == (__file__, lines[0])
 
 
 def test_a_cache_that_is_not_used_is_told_at_the_caller_s_line(tmp_path, environment):

@@ -3,7 +3,7 @@
 - `softmax`, `log_softmax`, `logsumexp`, `sparsemax`, `cross_entropy`, their gradients, `token_log_probs`, and losses
   whose logits are never all there, as `linear_cross_entropy`, take arrays: NumPy, or anything that speaks DLPack. They
   call the kernels in libraries, which are built on first use; `warm_up` builds them ahead.
-- `maxsoftmax.torch`, which has to be imported, takes tensors of PyTorch, and has gradients of its own.
+- `maxsoftmax.torch` takes tensors of PyTorch, and `maxsoftmax.jax` arrays of JAX; both have gradients of their own.
 - The functions of `ops` take the values of a `max.graph.Graph` that was given `extension()`.
 - A graph that is given `dropin()` runs MAX's own `max.graph.ops.softmax` on the same kernels.
 """
@@ -34,7 +34,10 @@ from maxsoftmax._graph.extension import drop_into, dropin, extension
 from maxsoftmax._native import warm_up
 
 if TYPE_CHECKING:
-    from maxsoftmax import ops
+    from maxsoftmax import jax as jax
+    from maxsoftmax import nn as nn
+    from maxsoftmax import ops as ops
+    from maxsoftmax import torch as torch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -62,15 +65,27 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports what needs MAX's graphs, a third of a second, only when it is asked for."""
-    if name == "ops":
-        import importlib
+_MODULES = {"jax": "jax", "nn": "max", "ops": "max", "torch": "torch"}
+"""What is imported when it is asked for, since that takes a while, and what each needs."""
 
-        return importlib.import_module("maxsoftmax.ops")
+
+def __getattr__(name: str) -> Any:
+    """Imports a module of this package.
+
+    Raises:
+        AttributeError: If there is none of that name.
+        ImportError: If what it needs is not installed.
+    """
+    import importlib
+
+    if name in _MODULES:
+        return importlib.import_module(f"maxsoftmax.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Returns what there is to use, without the modules that it is made of."""
-    return sorted([*__all__, "__version__"])
+    """Returns what there is to use here, without the modules that it is made of."""
+    from importlib.util import find_spec
+
+    here = (name for name, needed in _MODULES.items() if find_spec(needed))
+    return sorted({*__all__, *here, "__version__"})

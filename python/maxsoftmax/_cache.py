@@ -19,6 +19,7 @@ from pathlib import Path
 
 import platformdirs
 
+from maxsoftmax import _files as files
 from maxsoftmax._warnings import warn
 
 VARIABLE = "MAXSOFTMAX_CACHE_DIR"
@@ -27,11 +28,17 @@ VARIABLE = "MAXSOFTMAX_CACHE_DIR"
 LIMIT = 512 * 2**20
 """Bytes beyond which the entries that were not used for longest are taken away."""
 
-OURS = ("model-", "mojo-", "native-", ".new-", ".old-")
+NEW = ".new-"
+"""How the names of folders begin in which something is made."""
+
+OURS = ("model-", "mojo-", "native-", NEW, ".old-")
 """How the names of what this package keeps begin; it takes nothing else away."""
 
 LOCK = ".lock-"
 """How the names of lock files begin; what follows is the key of the entry."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a file system that has no room for what is to be written."""
 
 ROOM = 2**20
 """Bytes that a file system has to have left, or it is full."""
@@ -84,13 +91,15 @@ class _Full(Exception):
         self.reason = os.strerror(getattr(error, "errno", None) or errno.ENOSPC)
 
 
-def _is_full(root: Path, error: BaseException) -> bool:
-    """Returns whether an error tells, or the file system does, that nothing more can be written."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return True
-    # A compiler that could not write has words of its own for it.
+def is_full(root: Path, error: BaseException) -> bool:
+    """Returns whether an error tells, or the file system of `root` does, that nothing more can be written."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    if not isinstance(error, RuntimeError):
+        return False
+    # A compiler that could not write may have words of its own for it.
     with contextlib.suppress(OSError):
-        return isinstance(error, RuntimeError) and shutil.disk_usage(root).free < ROOM
+        return any(os.strerror(number) in str(error) for number in FULL) or shutil.disk_usage(root).free < ROOM
     return False
 
 
@@ -106,9 +115,9 @@ def _entry(root: Path, key: str, name: str, build: Callable[[Path], None], other
         _use(folder)
         return folder / name
     try:
-        staging = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        staging = Path(tempfile.mkdtemp(prefix=NEW, dir=root))
     except OSError as error:
-        raise _Full(error) if _is_full(root, error) else error from None
+        raise _Full(error) if is_full(root, error) else error from None
     try:
         build(staging / name)
         for written in names:
@@ -128,7 +137,7 @@ def _entry(root: Path, key: str, name: str, build: Callable[[Path], None], other
             shutil.rmtree(staging, ignore_errors=True)
         _trim(root, folder)
     except BaseException as error:
-        full = isinstance(error, Exception) and _is_full(root, error)
+        full = isinstance(error, Exception) and is_full(root, error)
         shutil.rmtree(staging, ignore_errors=True)
         if full:
             raise _Full(error) from error  # type: ignore[arg-type]
@@ -147,16 +156,11 @@ def made_once(key: str, name: str, build: Callable[[Path], None], *others: str) 
 
 def find(key: str, name: str, *others: str) -> Path | None:
     """Returns the file `name` of the entry `key` if it and `others` are there, whole, and ours; makes nothing."""
-    root = location()
-    try:
-        if distrust(root, stat.S_ISDIR):
-            return None
-    except OSError:
-        return None
-    if not _is_sound(root / key, name, *others):
-        return None
-    _use(root / key)
-    return root / key / name
+    for root in trusted():
+        if _is_sound(root / key, name, *others):
+            _use(root / key)
+            return root / key / name
+    return None
 
 
 @contextmanager
@@ -211,6 +215,14 @@ def check() -> None:
             raise OSError(
                 f"{root} is not used, because {reason}: make it private (chmod 700), or name another by {VARIABLE}"
             )
+
+
+def trusted() -> list[Path]:
+    """Returns the folder, if it is there and nobody else can write to it."""
+    root = location()
+    with contextlib.suppress(OSError):
+        return [] if distrust(root, stat.S_ISDIR) else [root]
+    return []
 
 
 def entries() -> dict[str, int]:
@@ -292,7 +304,7 @@ def _temporary(wanted: Path, reason: str) -> Path:
         f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used: make room, or make the folder "
         f"private and writeable (chmod 700), or name another one by {VARIABLE}"
     )
-    temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-"))
+    temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-", dir=files.roomy()[0]))
     atexit.register(_forget, temporary, os.getpid())
     return temporary
 

@@ -6,8 +6,34 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+ROOM = 64 * 2**20
+"""Bytes that suffice for whatever is compiled."""
+
+TEMPORARY = ("/var/tmp", "/dev/shm")
+"""Folders for temporary files beside that which the system names."""
+
+
+def roomy(*others: Path) -> list[Path]:
+    """Returns where temporary files can be, `others` after the system's own place; what has no room comes last.
+
+    Raises:
+        OSError: If they can be nowhere.
+    """
+    found: dict[Path, int] = {}
+    with contextlib.suppress(OSError):
+        found[Path(tempfile.gettempdir())] = 0
+    for place in (*found, *others, *map(Path, TEMPORARY)):
+        with contextlib.suppress(OSError):
+            if os.access(place, os.W_OK | os.X_OK):
+                found[place] = min(ROOM, shutil.disk_usage(place).free)
+    if not found:
+        # Which says what was tried.
+        tempfile.gettempdir()
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 @contextlib.contextmanager

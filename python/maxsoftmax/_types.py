@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -41,6 +41,12 @@ class Device(Protocol):
 Where = DeviceName | Device | None
 """Where to compute; None is where the array is."""
 
+Axes = SupportsIndex | Sequence[SupportsIndex] | None
+"""One axis, several of them, or None for all."""
+
+Flag = bool | np.bool_
+"""A bool of Python or of NumPy."""
+
 Options = ParamSpec("Options")
 Array = TypeVar("Array", bound=SpeaksDLPack)
 Shape = TypeVar("Shape", bound=tuple[int, ...])
@@ -59,6 +65,19 @@ class Map(Protocol[Options]):
     def __call__(self, x: object, *args: Options.args, **kwargs: Options.kwargs) -> Any: ...
 
 
+class Gradient(Protocol[Options]):
+    """A `Map` whose first argument is what was returned."""
+
+    @overload
+    def __call__(
+        self, y: np.ndarray[Shape, Any], *args: Options.args, **kwargs: Options.kwargs
+    ) -> np.ndarray[Shape, np.dtype[Any]]: ...
+    @overload
+    def __call__(self, y: Array, *args: Options.args, **kwargs: Options.kwargs) -> Array: ...
+    @overload
+    def __call__(self, y: object, *args: Options.args, **kwargs: Options.kwargs) -> Any: ...
+
+
 class Reduce(Protocol[Options]):
     """A function whose result is of the kind of its first argument, where NumPy has scalars beside arrays."""
 
@@ -68,6 +87,17 @@ class Reduce(Protocol[Options]):
     def __call__(self, x: Array, *args: Options.args, **kwargs: Options.kwargs) -> Array: ...
     @overload
     def __call__(self, x: object, *args: Options.args, **kwargs: Options.kwargs) -> Any: ...
+
+
+class ReduceHidden(Protocol[Options]):
+    """A `Reduce` of the logits that are made of its first argument."""
+
+    @overload
+    def __call__(self, hidden: np.ndarray[Any, Any], *args: Options.args, **kwargs: Options.kwargs) -> Any: ...
+    @overload
+    def __call__(self, hidden: Array, *args: Options.args, **kwargs: Options.kwargs) -> Array: ...
+    @overload
+    def __call__(self, hidden: object, *args: Options.args, **kwargs: Options.kwargs) -> Any: ...
 
 
 class ReducePair(Protocol[Options]):
@@ -86,8 +116,18 @@ def maps(function: Callable[Concatenate[Any, Options], Any]) -> Map[Options]:
     return function  # type: ignore[return-value]
 
 
+def gradient(function: Callable[Concatenate[Any, Options], Any]) -> Gradient[Options]:
+    """Returns the function itself, with the type of a `Gradient`."""
+    return function  # type: ignore[return-value]
+
+
 def reduces(function: Callable[Concatenate[Any, Options], Any]) -> Reduce[Options]:
     """Returns the function itself, with the type of a `Reduce`."""
+    return function  # type: ignore[return-value]
+
+
+def reduces_hidden(function: Callable[Concatenate[Any, Options], Any]) -> ReduceHidden[Options]:
+    """Returns the function itself, with the type of a `ReduceHidden`."""
     return function  # type: ignore[return-value]
 
 

@@ -5,7 +5,7 @@ Arrays of NumPy in and out, or any DLPack array in and its kind out. All may be 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from maxsoftmax._arrays.layout import Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
 from maxsoftmax._arrays.shortcuts import Known, first, is_home, of_buffers, spelled
 from maxsoftmax._forms import Forms
-from maxsoftmax._types import maps, reduces, reduces_to_pair
+from maxsoftmax._types import gradient, maps, reduces_to_pair
 
 if TYPE_CHECKING:
-    from maxsoftmax._types import Algorithm, Where
+    from maxsoftmax._types import Algorithm, Array, Axes, Flag, Where
 
 _softmax, _log_softmax = Known("softmax"), Known("log_softmax")
 _softmax_backward, _log_softmax_backward = Known("softmax_backward"), Known("log_softmax_backward")
@@ -30,11 +30,11 @@ _max_sum, _logsumexp = Known("statistics"), Known("statistics")
 @maps
 def softmax(
     x: Any,
-    axis: int | tuple[int, ...] | None = -1,
+    axis: Axes = -1,
     *,
     scale: Any = None,
     mask: Any = None,
-    causal: bool = False,
+    causal: Flag = False,
     temperature: Any = None,
     sink: Any = None,
     out_dtype: Any = None,
@@ -107,7 +107,7 @@ def softmax(
 @maps
 def log_softmax(
     x: Any,
-    axis: int | tuple[int, ...] | None = -1,
+    axis: Axes = -1,
     *,
     out_dtype: Any = None,
     out_scale: float | None = None,
@@ -140,8 +140,8 @@ def log_softmax(
     return _along(_log_softmax, x, axis, device, out_dtype=out_dtype, out_scale=out_scale)
 
 
-@maps
-def softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
+@gradient
+def softmax_backward(y: Any, dy: Any, axis: Axes = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `softmax`: y · (dy - Σ y·dy) along `axis`.
 
     Args:
@@ -165,8 +165,8 @@ def softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *
     return _backward(_softmax_backward, y, dy, axis, device)
 
 
-@maps
-def log_softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
+@gradient
+def log_softmax_backward(y: Any, dy: Any, axis: Axes = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `log_softmax`: dy - e^y · Σ dy along `axis`.
 
     Args:
@@ -191,7 +191,7 @@ def log_softmax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -
 
 
 @maps
-def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
+def sparsemax(x: Any, axis: Axes = -1, *, device: Where = None) -> Any:
     """Returns sparsemax: max(x - max x - t, 0), where t is what makes it sum to 1 along `axis`.
 
     These are the probabilities that are nearest to `x`, most of them exactly 0 (Martins and Astudillo 2016, arXiv
@@ -219,8 +219,8 @@ def sparsemax(x: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where 
     return _along(_sparsemax, x, axis, device)
 
 
-@maps
-def sparsemax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1, *, device: Where = None) -> Any:
+@gradient
+def sparsemax_backward(y: Any, dy: Any, axis: Axes = -1, *, device: Where = None) -> Any:
     """Returns the gradient of the logits of `sparsemax`: where y is above 0, dy less its mean over all such, else 0.
 
     Args:
@@ -245,9 +245,7 @@ def sparsemax_backward(y: Any, dy: Any, axis: int | tuple[int, ...] | None = -1,
 
 
 @reduces_to_pair
-def max_sum(
-    x: Any, axis: int | tuple[int, ...] | None = -1, *, keepdims: bool = False, device: Where = None
-) -> tuple[Any, Any]:
+def max_sum(x: Any, axis: Axes = -1, *, keepdims: Flag = False, device: Where = None) -> tuple[Any, Any]:
     """Returns the pair that softmax is made of: m = max x and d = Σ exp(x - m) along `axis`, the last by default.
 
     Pairs of parts of a row merge into that of the whole row: with m = max(m₁, m₂), it is
@@ -277,14 +275,51 @@ def max_sum(
     return m, d
 
 
-@reduces
+@overload
+def logsumexp(
+    x: np.ndarray[Any, Any],
+    axis: Axes = ...,
+    *,
+    b: Any = ...,
+    keepdims: Flag = ...,
+    return_sign: Literal[False] = ...,
+    device: Where = ...,
+) -> Any: ...
+@overload
+def logsumexp(
+    x: Array,
+    axis: Axes = ...,
+    *,
+    b: Any = ...,
+    keepdims: Flag = ...,
+    return_sign: Literal[False] = ...,
+    device: Where = ...,
+) -> Array: ...
+@overload
+def logsumexp(
+    x: np.ndarray[Any, Any],
+    axis: Axes = ...,
+    *,
+    b: Any = ...,
+    keepdims: Flag = ...,
+    return_sign: Literal[True],
+    device: Where = ...,
+) -> tuple[Any, Any]: ...
+@overload
+def logsumexp(
+    x: Array, axis: Axes = ..., *, b: Any = ..., keepdims: Flag = ..., return_sign: Literal[True], device: Where = ...
+) -> tuple[Array, Array]: ...
+@overload
+def logsumexp(
+    x: object, axis: Axes = ..., *, b: Any = ..., keepdims: Flag = ..., return_sign: Flag = ..., device: Where = ...
+) -> Any: ...
 def logsumexp(
     x: Any,
-    axis: int | tuple[int, ...] | None = -1,
+    axis: Axes = -1,
     *,
     b: Any = None,
-    keepdims: bool = False,
-    return_sign: bool = False,
+    keepdims: Flag = False,
+    return_sign: Flag = False,
     device: Where = None,
 ) -> Any:
     """Returns ln Σ exp x along `axis`, the last by default, where SciPy's reduces all; no finite result overflows.

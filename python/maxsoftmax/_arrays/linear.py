@@ -7,7 +7,7 @@ in memory that the next chunk uses again. Where arrays have to be converted for 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -27,6 +27,11 @@ from maxsoftmax._arrays.bits import narrowed, widened
 from maxsoftmax._arrays.call import Call
 from maxsoftmax._arrays.memory import HOST, Array, accumulator, view
 from maxsoftmax._arrays.tokens import token_log_probs
+from maxsoftmax._types import reduces_hidden
+
+if TYPE_CHECKING:
+    from maxsoftmax._types import Array as Kind
+    from maxsoftmax._types import Flag, Reduction
 
 MEMORY = 24 << 20
 """Bytes of a chunk's logits, unless told otherwise."""
@@ -41,6 +46,7 @@ PART = 16
 """Rows whose derivatives of a soft cap are held at a time."""
 
 
+@reduces_hidden
 def linear_cross_entropy(
     hidden: Any,
     weight: Any,
@@ -49,7 +55,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk: int | None = None,
@@ -98,7 +104,7 @@ def linear_cross_entropy_backward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk: int | None = None,
@@ -149,6 +155,66 @@ def linear_cross_entropy_backward(
     return _computed(given, classes, upstream, choices, True)
 
 
+@overload
+def linear_token_log_probs(
+    hidden: np.ndarray[Any, Any],
+    weight: Any,
+    tokens: Any,
+    bias: Any = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> Any: ...
+@overload
+def linear_token_log_probs(
+    hidden: Kind,
+    weight: Any,
+    tokens: Any,
+    bias: Any = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> Kind: ...
+@overload
+def linear_token_log_probs(
+    hidden: np.ndarray[Any, Any],
+    weight: Any,
+    tokens: Any,
+    bias: Any = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> tuple[Any, Any]: ...
+@overload
+def linear_token_log_probs(
+    hidden: Kind,
+    weight: Any,
+    tokens: Any,
+    bias: Any = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> tuple[Kind, Kind]: ...
+@overload
+def linear_token_log_probs(
+    hidden: object,
+    weight: Any,
+    tokens: Any,
+    bias: Any = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Flag = ...,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> Any: ...
 def linear_token_log_probs(
     hidden: Any,
     weight: Any,
@@ -156,7 +222,7 @@ def linear_token_log_probs(
     bias: Any = None,
     *,
     temperature: float | None = None,
-    entropy: bool = False,
+    entropy: Flag = False,
     softcap: float | None = None,
     chunk: int | None = None,
 ) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+
+import numpy as np
 
 from maxsoftmax import _native
 from maxsoftmax._arguments import check_flag, check_temperature, check_tokens_shape, normalize_axis
@@ -11,16 +13,66 @@ from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
 
 if TYPE_CHECKING:
-    from maxsoftmax._types import Where
+    from maxsoftmax._types import Array, Flag, Where
 
 
+@overload
+def token_log_probs(
+    x: np.ndarray[Any, Any],
+    tokens: Any,
+    axis: SupportsIndex = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    device: Where = ...,
+) -> Any: ...
+@overload
+def token_log_probs(
+    x: Array,
+    tokens: Any,
+    axis: SupportsIndex = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    device: Where = ...,
+) -> Array: ...
+@overload
+def token_log_probs(
+    x: np.ndarray[Any, Any],
+    tokens: Any,
+    axis: SupportsIndex = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    device: Where = ...,
+) -> tuple[Any, Any]: ...
+@overload
+def token_log_probs(
+    x: Array,
+    tokens: Any,
+    axis: SupportsIndex = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    device: Where = ...,
+) -> tuple[Array, Array]: ...
+@overload
+def token_log_probs(
+    x: object,
+    tokens: Any,
+    axis: SupportsIndex = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Flag = ...,
+    device: Where = ...,
+) -> Any: ...
 def token_log_probs(
     x: Any,
     tokens: Any,
-    axis: int = -1,
+    axis: SupportsIndex = -1,
     *,
     temperature: float | None = None,
-    entropy: bool = False,
+    entropy: Flag = False,
     device: Where = None,
 ) -> Any:
     """Returns the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import re
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 from rich import filesize
 
+from maxsoftmax import _files as files
 from maxsoftmax import _native
 from maxsoftmax._arguments import BLOCK_SIZE, OUT, UNROLL, check_algorithm
-from maxsoftmax._commands import parse
+from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph.extension import run_mojo
 from maxsoftmax._native import devices, precompiled, progress, warm
@@ -55,6 +57,7 @@ def add(commands: Any) -> None:
         "--algorithm", default="auto", metavar="NAME", help="of softmax: auto, or a kernel's name (default: auto)"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
+    figures.add(parser, "files and their sizes")
     parser.set_defaults(command=_compile)
 
 
@@ -81,12 +84,20 @@ def _compile(options: argparse.Namespace) -> int:
     ]
     cpu = target_cpu(options.target_cpu) or ("" if options.device == "cpu" else LAUNCHING.get(platform.machine(), ""))
 
-    def write(wanted: Library) -> None:
+    if options.json is not None:
+        files.check(options.json)
+
+    def write(wanted: Library) -> tuple[str, int]:
         path = precompiled.write(options.output, wanted, cpu)
-        out.print(f"{path}: {filesize.decimal(path.stat().st_size)}")
+        size = path.stat().st_size
+        out.print(f"{path}: {filesize.decimal(size)}")
+        return str(path), size
 
     with _native.observing(Spinner()):
-        warm.parallel(write, warm.together(libraries))
+        written = dict(warm.parallel(write, warm.together(libraries)))
+    if options.json is not None:
+        text = json.dumps({"libraries": written}, indent=1, ensure_ascii=False) + "\n"
+        files.replace(options.json, text.encode(errors="backslashreplace"))
     return 0
 
 

@@ -24,8 +24,9 @@ from rich.table import Table
 from maxsoftmax import __version__, _native
 from maxsoftmax import _cache as cache
 from maxsoftmax import _files as files
-from maxsoftmax._commands import ahead, train
+from maxsoftmax._commands import ahead, figures, train
 from maxsoftmax._commands.console import Console
+from maxsoftmax._commands.figures import PIPE
 from maxsoftmax._graph import runtime
 from maxsoftmax._graph.extension import CompilerError, distribution_version, source
 from maxsoftmax._native import precompiled
@@ -35,9 +36,6 @@ from maxsoftmax.bench.run import processor
 
 out = Console()
 log = Console(stderr=True)
-
-PIPE = "-"
-"""How standard input and output are called where a file's name is expected."""
 
 NARROW = 60
 """Columns of a terminal below which progress is shown as a bar alone."""
@@ -69,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
-        status: int = options.command(options)
+        with figures.alone(options):
+            status: int = options.command(options)
         return status
     except KeyboardInterrupt:
         return 130
@@ -96,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="two softmaxes on every device, checked against SciPy: puzzle 18's first",
         description="Computes two softmaxes in MAX graphs on every device, and checks them against SciPy in float64.",
     )
-    _add_json(demo)
+    figures.add(demo)
     demo.set_defaults(command=_demo)
 
     run = commands.add_parser(
@@ -132,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Tells where compiled models and libraries are kept, and how large they are, or takes them away.",
     )
     kept.add_argument("--clear", action="store_true", help="take it all away")
-    _add_json(kept)
+    figures.add(kept)
     kept.set_defaults(command=_cache)
 
     info = commands.add_parser(
@@ -140,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         help="versions, devices and folders",
         description="Tells of this machine what a bug report needs: versions, devices, folders and variables.",
     )
-    _add_json(info)
+    figures.add(info)
     info.set_defaults(command=_info)
 
     completion = commands.add_parser(
@@ -158,19 +157,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where the figures go as JSON; - for standard output, alone"
-    )
-
-
-def _tell(options: argparse.Namespace, figures: dict[str, Any], told: Callable[[], None]) -> None:
+def _tell(options: argparse.Namespace, found: dict[str, Any], told: Callable[[], None]) -> None:
     """Prints for readers, or writes figures for programs, as `options` say."""
-    text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
-    if options.json is not None and str(options.json) == PIPE:
-        sys.stdout.write(text)
-        return
-    told()
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    if not figures.is_pipe(options.json):
+        told()
     if options.json is not None:
         files.replace(options.json, text.encode(errors="backslashreplace"))
 
@@ -298,8 +289,8 @@ def _cache(options: argparse.Namespace) -> int:
     count = f"{len(sizes)} entr{'y' if len(sizes) == 1 else 'ies'}"
     freed = cache.clear() if options.clear else 0
     size = f"took away {filesize.decimal(freed)}" if options.clear else filesize.decimal(sum(sizes.values()))
-    figures = {"folder": str(cache.location()), "entries": sizes, **({"freed": freed} if options.clear else {})}
-    _tell(options, figures, lambda: out.print(f"{cache.location()}: {size} in {count}"))
+    found = {"folder": str(cache.location()), "entries": sizes, **({"freed": freed} if options.clear else {})}
+    _tell(options, found, lambda: out.print(f"{cache.location()}: {size} in {count}"))
     return 0
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from max.driver import Device
 
 from maxsoftmax import _files as files
+from maxsoftmax._commands import figures
 from maxsoftmax._commands.console import Console
 from maxsoftmax._commands.network import Samples, Training
 from maxsoftmax._graph import runtime
@@ -123,7 +124,7 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="where the loss goes as a chart, of 'sign' beside the published one: .svg, .png, or both without a suffix",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the losses go")
+    figures.add(parser, "the losses")
     parser.set_defaults(command=_train)
 
 
@@ -165,7 +166,7 @@ def _train(options: argparse.Namespace) -> int:
     losses = [step.loss for step in found]
     if options.json:
         files.replace(options.json, _json(losses, device, options).encode(errors="backslashreplace"))
-        out.print(f"{options.json}: the loss")
+        out.print(f"{figures.name(options.json)}: the loss")
     if options.plot:
         theirs = published.losses() if options.task == "sign" else ()
         for path in plot(losses, options.plot, f"{options.task}, seed {options.seed}", theirs):

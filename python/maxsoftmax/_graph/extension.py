@@ -187,7 +187,7 @@ def _digest(folder: Path, *patterns: str) -> str:
 
 def _precompile(package: Path, output: Path) -> None:
     try:
-        run_mojo("precompile", "-I", str(package.parent), str(package), "-o", str(output))
+        run_mojo("precompile", "-I", str(package.parent), str(package), "-o", str(output), temporary=output.parent)
     except CompilerError as error:
         raise CompilerError(f"{package} does not compile:\n{error}") from error
 
@@ -199,8 +199,12 @@ _running: set[subprocess.Popen[str]] = set()
 os.register_at_fork(after_in_child=_running.clear)
 
 
-def run_mojo(*arguments: str) -> str:
+def run_mojo(*arguments: str, temporary: Path | None = None) -> str:
     """Runs Mojo's command and returns what it printed.
+
+    Args:
+        arguments: Of the command.
+        temporary: Where it puts files meanwhile; the system's own place if None.
 
     Raises:
         CompilerError: If it cannot be run, or fails; the message is what it printed.
@@ -215,7 +219,7 @@ def run_mojo(*arguments: str) -> str:
         environment = run._mojo_env()
         with subprocess.Popen(
             [environment.get("MODULAR_MOJO_MAX_DRIVER_PATH") or shutil.which("mojo") or "mojo", *arguments],
-            env=environment,
+            env={**environment, "TMPDIR": str(temporary)} if temporary else environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

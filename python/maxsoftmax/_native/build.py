@@ -8,9 +8,11 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from maxsoftmax import _cache as cache
+from maxsoftmax import _files as files
 from maxsoftmax._graph.extension import (
     KERNELS,
     NATIVE,
@@ -75,8 +77,7 @@ def built(library: Library, target_cpu: str = "") -> Iterator[Path]:
         target_cpu: The CPU to build it for; this machine's if "".
 
     Raises:
-        CompilerError: If that fails; the message is the compiler's.
-        OSError: If there is no place for it.
+        CompilerError: If that fails, or there is no room for it anywhere; the message is the compiler's.
     """
     # Without one, that is the whole sentence.
     compiler()
@@ -85,25 +86,36 @@ def built(library: Library, target_cpu: str = "") -> Iterator[Path]:
         arguments += ["--target-accelerator", library.target.architecture]
     if target_cpu:
         arguments += ["--target-cpu", target_cpu]
-    package = source(NATIVE)
-    with tempfile.TemporaryDirectory(prefix="maxsoftmax-", ignore_cleanup_errors=True) as folder:
-        output = Path(folder) / FILE
-        mojo = package / f"{library.name}.mojo"
-        if library.name == BUNDLE:
-            mojo = Path(folder) / mojo.name
-            mojo.write_text(bundle.text(), encoding="utf-8")
+    with ExitStack() as stack:
         with progress.shown(library):
-            try:
-                run_mojo(
-                    *("build", "--emit", "shared-lib", "--disable-warnings", "-I", str(package.parent)),
-                    *("-I", str(package / library.target.kind), *arguments),
-                    *(str(mojo), "-o", str(output)),
-                )
-            except CompilerError as error:
-                # What the compiler prints has lines of its own.
-                separator = "\n" if "\n" in str(error) else " "
-                raise CompilerError(f"{library} cannot be built:{separator}{error}") from None
-        yield output
+            kept = cache.trusted()
+            places = files.roomy(*kept)
+            for place in places:
+                prefix = cache.NEW if place in kept else "maxsoftmax-"
+                made = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+                folder = Path(stack.enter_context(made))
+                try:
+                    _build(library, arguments, folder)
+                    break
+                except (CompilerError, OSError) as error:
+                    if not cache.is_full(folder, error) or place == places[-1]:
+                        # What the compiler prints has lines of its own.
+                        separator = "\n" if "\n" in str(error) else " "
+                        raise CompilerError(f"{library} cannot be built:{separator}{error}") from None
+        yield folder / FILE
+
+
+def _build(library: Library, arguments: list[str], folder: Path) -> None:
+    package = source(NATIVE)
+    mojo = package / f"{library.name}.mojo"
+    if library.name == BUNDLE:
+        mojo = folder / mojo.name
+        mojo.write_text(bundle.text(), encoding="utf-8")
+    run_mojo(
+        *("build", "--emit", "shared-lib", "--disable-warnings", "-I", str(package.parent)),
+        *("-I", str(package / library.target.kind), *arguments, str(mojo), "-o", str(folder / FILE)),
+        temporary=folder,
+    )
 
 
 def features(target_cpu: str = "") -> list[str]:

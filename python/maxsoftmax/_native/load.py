@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from maxsoftmax import _cache as cache
+from maxsoftmax._graph.extension import CompilerError
 from maxsoftmax._native import build, devices, fork, precompiled, progress
 from maxsoftmax._native.description import POINTERS, Library, library
 from maxsoftmax._warnings import warn
@@ -173,8 +175,15 @@ def _made(wanted: Library) -> ctypes.CDLL:
         if found is not None:
             return found
         with build.built(wanted) as path:
-            _keep(key, path)
-            return ctypes.CDLL(str(path))
+            kept = _keep(key, path)
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError as error:
+                # Of what lies among temporary files nothing may be executed on some machines.
+                reason = error
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(kept or path))
+            raise CompilerError(f"{wanted} was built, but cannot be loaded: {reason}")
 
 
 def _kept(key: str) -> ctypes.CDLL | None:
@@ -185,17 +194,21 @@ def _kept(key: str) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        warn(f"{path} is built anew, because it cannot be loaded: {error}")
+        warn(
+            f"{path} is built anew, because it cannot be loaded: {error} (if that stays, name by {cache.VARIABLE} "
+            "a folder whose files may be executed)"
+        )
         cache.remove(key)
         return None
 
 
-def _keep(key: str, path: Path) -> None:
-    """Keeps a library for the next process, if that can be."""
+def _keep(key: str, path: Path) -> Path | None:
+    """Keeps a library for the next process, if that can be, and returns where."""
     try:
-        cache.entry(key, build.FILE, functools.partial(shutil.copyfile, path))
+        return cache.entry(key, build.FILE, functools.partial(shutil.copyfile, path))
     except OSError as error:
         warn(f"built libraries are not kept for the next process: {error}")
+        return None
 
 
 @functools.cache

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from maxsoftmax._arguments import OUT, dtype_name
 from maxsoftmax._graph.extension import stop_compilers
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
 from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
+from maxsoftmax._warnings import for_threads
+
+if TYPE_CHECKING:
+    from maxsoftmax._types import Where
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,7 +25,7 @@ def warm_up(
     ops: Iterable[str] | None = None,
     dtypes: Iterable[str] = ("float32",),
     out_dtype: str | None = None,
-    device: Any = None,
+    device: Where = None,
 ) -> None:
     """Builds and loads what calls on arrays need, so that they need not wait for it.
 
@@ -102,7 +106,8 @@ def parallel(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
-        futures = [pool.submit(function, item) for item in items]
+        context = for_threads()
+        futures = [pool.submit(context.copy().run, function, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:

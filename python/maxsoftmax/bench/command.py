@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from maxsoftmax import _files as files
 from maxsoftmax._arguments import check_algorithm, check_block_size, check_unroll, normalize_axis
-from maxsoftmax._commands import parse
+from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime
 from maxsoftmax.bench import chart, losses, losses_report, published
@@ -112,7 +112,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: as many as fit, after warming up)",
     )
     bench.add_argument("--together", action="store_true", help="all providers in this process, in one round")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
+    figures.add(bench, "the records")
     bench.add_argument("--resume", action="store_true", help="keep what is in the FILE of --json, and measure the rest")
     bench.add_argument(
         "--plot", type=Path, metavar="FILE", help="where the chart goes: .svg or .png, or both without a suffix"
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("markdown", "beside"):
         if getattr(options, name):
             raise ValueError(f"--{name} is for 'maxsoftmax bench {REPORT}'")
-    if options.resume and not options.json:
+    if options.resume and (not options.json or figures.is_pipe(options.json)):
         raise ValueError("--resume needs --json FILE, the records of the run to resume")
     if options.files:
         raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
@@ -388,7 +388,7 @@ def write(results: Results, options: argparse.Namespace) -> None:
     out = Console()
     if options.json:
         results.write(options.json)
-        out.print(f"{options.json}: {_several(len(results.records), 'record')}")
+        out.print(f"{figures.name(options.json)}: {_several(len(results.records), 'record')}")
     if options.plot:
         name = getattr(options, "beside", None)
         drawn = replace(results, records=published.shown(name, results)) if name else results

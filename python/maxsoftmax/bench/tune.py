@@ -10,7 +10,7 @@ from pathlib import Path
 from max.dtype import DType
 
 from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
-from maxsoftmax._commands import parse
+from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime, tuning
 from maxsoftmax._graph.tuning import Choice
@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tune.add_argument("--dtype", type=parse.dtype, default=DType.float32, metavar="T", help="default: float32")
     tune.add_argument("--device", default="gpu", metavar="D", help="gpu, gpu:1, … (default: gpu)")
     tune.add_argument("--algorithm", choices=TUNED, action="append", help="only this; may be repeated")
-    tune.add_argument("--json", type=Path, metavar="FILE", help="where the records go")
+    figures.add(tune, "the records")
     tune.add_argument(
         "--plot",
         type=Path,

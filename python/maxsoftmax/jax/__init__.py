@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 try:
     import jax
@@ -235,9 +235,21 @@ def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: in
     return cross_entropy(logits, labels, axis)
 
 
+@overload
+def token_log_probs(
+    x: Any, tokens: Any, axis: int = ..., *, temperature: float | None = ..., entropy: Literal[False] = ...
+) -> jax.Array: ...
+@overload
+def token_log_probs(
+    x: Any, tokens: Any, axis: int = ..., *, temperature: float | None = ..., entropy: Literal[True]
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def token_log_probs(
+    x: Any, tokens: Any, axis: int = ..., *, temperature: float | None = ..., entropy: bool
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def token_log_probs(
     x: Any, tokens: Any, axis: int = -1, *, temperature: float | None = None, entropy: bool = False
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Returns the logarithms of the probabilities of some tokens of each row, and the entropy of the row if asked for.
 
     These are the elements of `log_softmax(x / temperature)` that `tokens` names, without the others.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from max._core import Operation
@@ -369,6 +369,28 @@ def logsumexp(x: TensorValueLike, axis: int = -1, *, keepdims: bool = False) -> 
     return max_ops.reshape(y, kept)
 
 
+@overload
+def token_log_probs(
+    x: TensorValueLike,
+    tokens: TensorValueLike,
+    axis: int = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+) -> TensorValue: ...
+@overload
+def token_log_probs(
+    x: TensorValueLike,
+    tokens: TensorValueLike,
+    axis: int = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+) -> tuple[TensorValue, TensorValue]: ...
+@overload
+def token_log_probs(
+    x: TensorValueLike, tokens: TensorValueLike, axis: int = ..., *, temperature: float | None = ..., entropy: bool
+) -> TensorValue | tuple[TensorValue, TensorValue]: ...
 def token_log_probs(
     x: TensorValueLike,
     tokens: TensorValueLike,
@@ -635,7 +657,7 @@ def linear_cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk: int | None = None,
@@ -694,7 +716,7 @@ def linear_cross_entropy_backward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     softcap: float | None = None,
     z_loss: float = 0.0,
     chunk: int | None = None,
@@ -753,6 +775,42 @@ def linear_cross_entropy_backward(
     return max_ops.reshape(loss, shape) if reduction == "none" else loss, dhidden, dweight, dbias[0] if dbias else None
 
 
+@overload
+def linear_token_log_probs(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    tokens: TensorValueLike,
+    bias: TensorValueLike | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> TensorValue: ...
+@overload
+def linear_token_log_probs(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    tokens: TensorValueLike,
+    bias: TensorValueLike | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> tuple[TensorValue, TensorValue]: ...
+@overload
+def linear_token_log_probs(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    tokens: TensorValueLike,
+    bias: TensorValueLike | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: bool,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> TensorValue | tuple[TensorValue, TensorValue]: ...
 def linear_token_log_probs(
     hidden: TensorValueLike,
     weight: TensorValueLike,

@@ -38,6 +38,7 @@ from max.graph import ops as max_ops
 
 from maxsoftmax import ops
 from maxsoftmax._arguments import accumulator, check_dtype, check_target_dtype, check_target_shape, words
+from maxsoftmax._types import Reduction
 
 __all__ = [
     "cross_entropy",
@@ -318,7 +319,7 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> list[TensorValue]:
     """Adds the cross entropy of whole rows, as `maxsoftmax.ops.cross_entropy` defines it.
 
@@ -362,7 +363,7 @@ def cross_entropy_forward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> tuple[list[TensorValue], list[TensorValue]]:
     """Adds `cross_entropy` and returns beside it what its gradient needs.
 
@@ -422,7 +423,7 @@ def cross_entropy_backward(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> list[TensorValue]:
     """Adds the gradient of the logits of `cross_entropy`: one read and one write on each device, and nothing travels.
 

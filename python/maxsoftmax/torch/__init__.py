@@ -7,6 +7,8 @@ that are computed forward, as by `torch.func.jvp`, are torch's own, of sparsemax
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 try:
     import torch
 except ImportError as error:
@@ -207,6 +209,23 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     return losses.cross_entropy(x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 
 
+@overload
+def token_log_probs(
+    x: torch.Tensor,
+    tokens: torch.Tensor,
+    dim: int = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def token_log_probs(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int = ..., *, temperature: float | None = ..., entropy: Literal[True]
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def token_log_probs(
+    x: torch.Tensor, tokens: torch.Tensor, dim: int = ..., *, temperature: float | None = ..., entropy: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def token_log_probs(
     x: torch.Tensor, tokens: torch.Tensor, dim: int = -1, *, temperature: float | None = None, entropy: bool = False
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -311,6 +330,42 @@ def linear_cross_entropy(
     return loss if torch.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype)
 
 
+@overload
+def linear_token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[False] = ...,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> torch.Tensor: ...
+@overload
+def linear_token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: Literal[True],
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def linear_token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None = ...,
+    *,
+    temperature: float | None = ...,
+    entropy: bool,
+    softcap: float | None = ...,
+    chunk: int | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def linear_token_log_probs(
     hidden: torch.Tensor,
     weight: torch.Tensor,
