@@ -65,3 +65,15 @@ def root():
 def environment():
     """The environment for a subprocess: this checkout first, a narrow terminal."""
     return {**os.environ, "COLUMNS": "120", "TERM": "dumb"}
+
+
+@pytest.fixture
+def place_of_jax(device):
+    """Where JAX computes, as by default: the device that the test takes."""
+    jax = pytest.importorskip("jax")
+    try:
+        found = jax.devices(device)[0]
+    except RuntimeError:
+        pytest.skip("this build of jax has no GPU")
+    with jax.default_device(found):
+        yield found

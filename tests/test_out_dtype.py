@@ -18,12 +18,19 @@ from test_forms import attention
 
 torch = pytest.importorskip("torch")
 
-PAIRS = [pair for pair in itertools.product(FLOATS, OUT) if pair[0] != pair[1]]
 SOME = [
     *[("float32", "bfloat16"), ("float32", "float8_e4m3fn"), ("bfloat16", "float32")],
     *[("bfloat16", "float8_e5m2"), ("float16", "bfloat16"), ("float64", "float16")],
 ]
-"""Of which every dtype is one and the other, where each pair would be another thing to compile."""
+"""Every dtype is one of these and the other: each pair is another library to build."""
+
+
+def others_slow(pairs, some):
+    """Returns pairs to test, of which those that are not among some are slow."""
+    return [pytest.param(*pair, marks=() if pair in some else pytest.mark.slow) for pair in pairs]
+
+
+PAIRS = others_slow([pair for pair in itertools.product(FLOATS, OUT) if pair[0] != pair[1]], SOME)
 
 SHAPES = [((4, 33), -1), ((3, 256), -1), ((2, 2051), -1), ((2, 37, 5), 1), ((3, 4, 16), 1), ((3, 4, 16), (0, 1))]
 
@@ -88,7 +95,7 @@ def test_softmax_is_rounded_once(device, of, to):
         check(y, special(x, axis), x, to)
 
 
-@pytest.mark.parametrize(("of", "to"), SOME)
+@pytest.mark.parametrize(("of", "to"), others_slow(SOME, (*SOME[:2], SOME[-1])))
 def test_log_softmax_is_rounded_once(device, of, to):
     for shape, axis in SHAPES[::2]:
         x = logits(shape, of)
@@ -110,8 +117,10 @@ def test_forms_are_rounded_once(device, of, to):
         check(y, attention(x, axis, **wanted) * options.get("out_scale", 1), x, to)
 
 
-@pytest.mark.parametrize("to", ["bfloat16", "float16", *FLOAT8])
-def test_float64_does_not_go_by_way_of_float32(device, to):
+@pytest.mark.parametrize(
+    ("of", "to"), others_slow([("float64", to) for to in ("bfloat16", "float16", *FLOAT8)], SOME[-1:])
+)
+def test_float64_does_not_go_by_way_of_float32(device, of, to):
     # Probabilities right beside the middle of two neighbours, nearer than float32 can tell.
     dtype = known(to)
     codes = np.arange(1, 1 << (8 * dtype.itemsize - 1)).astype(f"uint{8 * dtype.itemsize}").view(dtype)
@@ -125,6 +134,7 @@ def test_float64_does_not_go_by_way_of_float32(device, to):
     p = np.concatenate([middles * (1 + 1e-12), middles * (1 - 1e-12)])
     p = p[p < 0.999]
     x = np.stack([np.zeros_like(p), np.log((1 - p) / p)], axis=1)
+    assert x.dtype == of
     y = maxsoftmax.softmax(x, out_dtype=to, device=device)[:, 0]
     np.testing.assert_array_equal(y.astype(np.float64), rounded(special(x, -1)[:, 0], to).astype(np.float64))
 

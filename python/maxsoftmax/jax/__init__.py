@@ -21,6 +21,7 @@ from jax import numpy as jnp
 
 from maxsoftmax._arguments import (
     FLOATS,
+    are_several,
     check_flag,
     check_ignore_index,
     check_label_smoothing,
@@ -30,7 +31,8 @@ from maxsoftmax._arguments import (
     normalize_axis,
     words,
 )
-from maxsoftmax.jax import differentiable, sharded
+from maxsoftmax.jax import differentiable, sharded, weighted
+from maxsoftmax.jax.primitives import accumulator
 
 __all__ = [
     "cross_entropy",
@@ -46,6 +48,9 @@ Axes = int | Sequence[int] | None
 
 AxisName = Hashable | Sequence[Hashable] | None
 """One axis of a mesh, or several of them, as `jax.lax.psum` takes them."""
+
+IGNORED = -100
+"""The label of rows that do not count, where nobody says another."""
 
 
 def softmax(x: Any, axis: Axes = -1, where: Any = None, *, axis_name: AxisName = None) -> jax.Array:
@@ -127,25 +132,36 @@ def sparsemax(x: Any, axis: Axes = -1) -> jax.Array:
     return _along("sparsemax", x, axis, None)
 
 
-def logsumexp(
-    a: Any, axis: Axes = None, *, keepdims: bool = False, where: Any = None, axis_name: AxisName = None
-) -> jax.Array:
-    """Returns ln Σ exp a along one axis or several, as `jax.nn.logsumexp` does.
+def logsumexp(  # noqa: PLR0917 (as JAX has them)
+    a: Any,
+    axis: Axes = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Any = None,
+    *,
+    axis_name: AxisName = None,
+) -> Any:
+    """Returns ln Σ b · exp a along one axis or several, as `jax.nn.logsumexp` does.
 
     Args:
         a: Logits: of any shape; float32, bfloat16, float16, or float64 where JAX has it.
         axis: The axis or axes that are reduced; None for all of them together.
+        b: What exponentials are multiplied by, if not None: real numbers that broadcast with `a`, of any sign.
         keepdims: Whether these axes stay, of length 1.
+        return_sign: Whether to return the sign of the sum: 1, -1, 0 of no sum at all. Without it the logarithm of a
+            negative sum is NaN.
         where: Which elements count, if not None: bools that broadcast to the shape of `a`.
         axis_name: The axis of the mesh, or several, along which rows are divided; None if each device has whole rows.
 
     Returns:
-        The logarithms, of the shape of `a` without the axes, and its dtype: -inf for nothing but -inf. All devices that
-        share a row have the same bits.
+        The logarithms, of the shape of `a` without the axes, and its dtype, or what JAX makes of it and that of `b`:
+        -inf for nothing but -inf. With `return_sign` a tuple of them and the signs. All devices that share a row have
+        the same bits.
 
     Raises:
         TypeError: If an argument is not of its type, or the dtype is not one of these.
-        ValueError: If there is no such axis, or `where` has another shape.
+        ValueError: If there is no such axis, `where` has another shape, or `b` does not broadcast with `a`.
         NameError: If there is no such axis of a mesh here.
         RuntimeError: If the library cannot be built.
 
@@ -153,10 +169,21 @@ def logsumexp(
         >>> import jax, maxsoftmax.jax
         >>> maxsoftmax.jax.logsumexp(jax.numpy.array([[1000.0], [-1000.0]]), axis=-1)
         Array([ 1000., -1000.], dtype=float32)
+        >>> maxsoftmax.jax.logsumexp(jax.numpy.array([1000.0, 1000.0]), b=jax.numpy.array([1, -3]), return_sign=True)
+        (Array(1000.6932, dtype=float32), Array(-1., dtype=float32))
     """
-    a = _logits(a, "a")
+    a, names = _logits(a, "a"), _names(axis_name)
+    keepdims, return_sign = check_flag("keepdims", keepdims), check_flag("return_sign", return_sign)
+    if b is None and not return_sign:
+        return _logsumexp(a, _checked_where(where, a, "a"), normalize_axes(axis, a.ndim, "a"), keepdims, names)
+    b = _weights(b)
+    try:
+        a = jnp.broadcast_to(a, jnp.broadcast_shapes(a.shape, b.shape))
+    except ValueError:
+        raise ValueError(f"b has shape {b.shape}, which does not broadcast with a of {a.shape}") from None
     axes = normalize_axes(axis, a.ndim, "a")
-    return _logsumexp(a, _checked_where(where, a, "a"), axes, bool(keepdims), _names(axis_name))
+    found, sign = _weighted(a, b, _checked_where(where, a, "a"), axes, keepdims, names)
+    return (found, sign) if return_sign else jnp.where(sign < 0, jnp.nan, found)
 
 
 def cross_entropy(
@@ -164,7 +191,7 @@ def cross_entropy(
     labels: Any,
     axis: int = -1,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     label_smoothing: float = 0.0,
     axis_name: AxisName = None,
 ) -> jax.Array:
@@ -198,25 +225,22 @@ def cross_entropy(
         Array([1.3862944, 1.3862944, 0.       ], dtype=float32)
     """
     logits, labels = _logits(logits, "logits"), jnp.asarray(labels)
-    if not logits.ndim:
-        raise ValueError("logits have rank 0, but need an axis of classes")
-    place = normalize_axis(axis, logits.ndim, name="logits")
     choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing)
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"labels have dtype {labels.dtype}, but classes are integers")
-    rows = (*logits.shape[:place], *logits.shape[place + 1 :])
-    if labels.shape != rows:
-        raise ValueError(f"labels have shape {labels.shape}, but logits of {logits.shape} need {words(rows)}")
+    place = _check_labels(logits, labels, axis)
     return _cross_entropy(logits, labels, place, *choices, _names(axis_name))
 
 
-def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: int = -1) -> jax.Array:
+def softmax_cross_entropy_with_integer_labels(
+    logits: Any, labels: Any, axis: int | Sequence[int] = -1, where: Any = None
+) -> jax.Array:
     """Returns what `cross_entropy` does, by the name and the arguments that optax has.
 
     Args:
         logits: Logits: of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
         labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1.
-        axis: The axis of the classes.
+        axis: The axis of the classes, or several, along which classes are counted in this order, the last one fastest.
+        where: Which rows or which elements count, if not None: bools of the rank of `labels` or of `logits`, which
+            broadcast to their shape. A row of which nothing counts has no loss: 0. What a label names need not count.
 
     Returns:
         The losses, one for each row.
@@ -232,7 +256,21 @@ def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any, axis: in
         >>> maxsoftmax.jax.softmax_cross_entropy_with_integer_labels([0.0, 0.0], 1)
         Array(0.6931472, dtype=float32)
     """
-    return cross_entropy(logits, labels, axis)
+    logits, labels = _logits(logits, "logits"), jnp.asarray(labels)
+    along: Any = axis
+    if are_several(axis):
+        rows, axes = _apart(axis, logits.ndim)
+        shape = *(logits.shape[i] for i in rows), math.prod(logits.shape[i] for i in axes)
+        if where is not None and jnp.ndim(where) == logits.ndim:
+            where = _checked_where(where, logits, "logits").transpose(*rows, *axes).reshape(shape)
+        logits, along = logits.transpose(*rows, *axes).reshape(shape), -1
+    if where is None:
+        return cross_entropy(logits, labels, along)
+    place = _check_labels(logits, labels, along)
+    if jnp.ndim(where) != logits.ndim:
+        counted = _checked_where(where, labels, "labels")
+        return cross_entropy(logits, jnp.where(counted, labels, IGNORED), place, ignore_index=IGNORED)
+    return _masked_cross_entropy(logits, labels, _checked_where(where, logits, "logits"), place)
 
 
 @overload
@@ -305,8 +343,52 @@ def _logits(x: Any, name: str = "x") -> jax.Array:
     return x
 
 
-def _checked_where(where: Any, x: jax.Array, name: str = "x") -> jax.Array | None:
-    """Returns which elements of `x` count.
+def _weights(b: Any) -> jax.Array:
+    """Returns what exponentials are multiplied by, as an array of real numbers.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    try:
+        found = jnp.asarray(1 if b is None else b)
+    except (TypeError, ValueError):
+        raise TypeError(f"b must be an array of real numbers, not {type(b).__name__}") from None
+    if not (jnp.issubdtype(found.dtype, jnp.integer) or found.dtype == bool or found.dtype.name in FLOATS):
+        raise TypeError(f"b has dtype {found.dtype.name}, but is an array of real numbers")
+    return found
+
+
+def _check_labels(logits: jax.Array, labels: jax.Array, axis: Any) -> int:
+    """Returns which dimension the classes are, if there is one label for each row.
+
+    Raises:
+        TypeError: If labels are no integers, or the axis is none.
+        ValueError: If there is no such axis, or labels have another shape.
+    """
+    if not logits.ndim:
+        raise ValueError("logits have rank 0, but need an axis of classes")
+    place = normalize_axis(axis, logits.ndim, name="logits")
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels have dtype {labels.dtype}, but classes are integers")
+    rows = (*logits.shape[:place], *logits.shape[place + 1 :])
+    if labels.shape != rows:
+        raise ValueError(f"labels have shape {labels.shape}, but logits of {logits.shape} need {words(rows)}")
+    return place
+
+
+def _apart(axis: Any, rank: int) -> tuple[list[int], list[int]]:
+    """Returns the axes of rows, ascending, and those of classes, as they are told.
+
+    Raises:
+        TypeError: If one is no integer.
+        ValueError: If one is named twice, or there is no such axis.
+    """
+    among = normalize_axes(axis, rank, "logits")
+    return [i for i in range(rank) if i not in among], [normalize_axis(a, rank, name="logits") for a in axis]
+
+
+def _checked_where(where: Any, x: jax.Array, name: str = "x") -> Any:
+    """Returns which elements of `x` count, None if all do.
 
     Raises:
         TypeError: If these are not bools.
@@ -358,6 +440,27 @@ def _logsumexp(
     shape = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
     found = sharded.logsumexp(rows, place, names) if names and a.size else differentiable.logsumexp(rows, place)
     return found.reshape(shape)
+
+
+@functools.partial(jax.jit, static_argnames=("axes", "keepdims", "names"), inline=True)
+def _weighted(  # noqa: PLR0917 (as JAX passes them)
+    a: jax.Array, b: jax.Array, where: Any, axes: tuple[int, ...], keepdims: bool, names: sharded.Names
+) -> tuple[jax.Array, jax.Array]:
+    dtype = jnp.result_type(a, b)
+    a = a.astype(dtype)
+    a, b = (array.astype(accumulator(a)) for array in (a, b))
+    plain = functools.partial(_logsumexp, where=None, axes=axes, keepdims=keepdims, names=names)
+    found, sign = weighted.logsumexp(a, b, where, plain)
+    return found.astype(dtype), sign.astype(dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("place",), inline=True)
+def _masked_cross_entropy(logits: jax.Array, labels: jax.Array, where: jax.Array, place: int) -> jax.Array:
+    # What a label names need not count, so that this is more than the loss of masked logits.
+    wide = logits.astype(accumulator(logits))
+    total = logsumexp(wide, place, where=where)
+    found = total - jnp.take_along_axis(wide, jnp.expand_dims(labels, place), place).squeeze(place)
+    return jnp.where(where.any(place), found, 0).astype(logits.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "ignore_index", "label_smoothing", "names"), inline=True)
