@@ -32,3 +32,8 @@ def misused(capsys, *arguments):
 
 def _contents():
     return {path: path.read_bytes() if path.is_file() else None for path in Path().iterdir()}
+
+
+def cells(printed):
+    """Returns the cells of every row of the tables printed, headers left out."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if line[:1] == "│"]

@@ -12,6 +12,8 @@ from maxsoftmax._arguments import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 
+pytest_plugins = ("bench_fixtures", "native_fixtures")
+
 DEVICES = ["cpu"] + (["gpu"] if max.driver.accelerator_count() else [])
 
 

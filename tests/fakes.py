@@ -3,10 +3,11 @@
 import ml_dtypes
 import numpy as np
 import scipy.special
-from max.driver import Buffer
+from max.driver import CPU, Buffer
 from max.dtype import DType
 from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.protocol import record
+from maxsoftmax.bench.clock import Clock, HostClock
+from maxsoftmax.bench.protocol import Machine, measure, record
 from maxsoftmax.bench.providers import Provider
 from maxsoftmax.bench.results import Results
 
@@ -84,6 +85,7 @@ class Watch:
 
 CASE = Case((4, 8))
 NUMPY = Entry("numpy")
+ENTRY = Entry("fake")
 
 
 def timed(case=CASE, entry=NUMPY, seconds=1e-3, copy=100.0, suite="custom"):
@@ -106,3 +108,53 @@ def results(*records, device="A processor", threads=4):
     versions = {"python": "3.12.0", "max": "26.7.0"}
     command = "maxsoftmax bench cpu"
     return Results(device, versions, "2026-01-01T00:00:00+00:00", command, threads, records=list(records))
+
+
+class Ledger(Clock):
+    """A clock that calls what it has to time, writes down in which order, and says what it was told to say."""
+
+    def __init__(self, cache=0, calls=(), copies=(), note=""):
+        self.cache = cache
+        self.note = note
+        self.log = []
+        self.laps = set()
+        self.script = {"calls": iter(calls), "copy": iter(copies)}
+
+    def seconds(self, lap, repeats, replay):
+        kind = "copy" if lap in self.laps else "calls"
+        outputs = [y._data_ptr() for y in lap()]
+        self.log.append((kind, outputs, repeats, replay))
+        return next(self.script[kind], [1e-3] * repeats)
+
+    def copy(self, inputs):
+        lap = HostClock().copy(inputs)
+        self.laps.add(lap)
+        self.log.append(("copied", [x._data_ptr() for x in inputs]))
+        return lap
+
+    def of(self, kind):
+        return [event[1:] for event in self.log if event[0] == kind]
+
+
+def measured(kind=Fake, clock=None, case=CASE, entry=ENTRY):
+    return measure("suite", case, entry, kind(CPU(), 1), Machine(CPU(), clock or Ledger()))
+
+
+def untimed(clock):
+    return not clock.of("calls") and not clock.of("copy")
+
+
+def one_off(y):
+    y[2, 3] *= 1.01
+
+
+def put(value, *place):
+    def spoil(y):
+        y[place] = value
+
+    return spoil
+
+
+def went(bench, cases, ways):
+    bench.run("suite", cases, ways, lambda case, entry: None)
+    return [(r.provider, r.status, r.note) for r in bench.results.records]

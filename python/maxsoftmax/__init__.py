@@ -30,6 +30,7 @@ from maxsoftmax._arrays import (
     sparsemax_backward,
     token_log_probs,
 )
+from maxsoftmax._graph.emitted import SoftmaxKernel, softmax_kernels
 from maxsoftmax._graph.extension import drop_into, dropin, extension
 from maxsoftmax._native import warm_up
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "SoftmaxKernel",
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_backward_",
@@ -58,6 +60,7 @@ __all__ = [
     "ops",
     "softmax",
     "softmax_backward",
+    "softmax_kernels",
     "sparsemax",
     "sparsemax_backward",
     "token_log_probs",
