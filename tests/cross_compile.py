@@ -52,6 +52,8 @@ def relatives(*values: TensorValue) -> list[TensorValue]:
         results.append(ops.softmax(x, causal=True, sink=ops.max_sum(x)[0].reshape((x.shape[0], 1))))
         loss, pairs = ops.cross_entropy_forward(x, target, label_smoothing=0.1)
         results += [loss, ops.cross_entropy_backward(x, target, pairs, label_smoothing=0.1)]
+    for axis in (0, 1):
+        results += ops.kl_divergence_backward(values[0], values[0], axis=axis)
     results.append(ops.softmax(values[0], out_dtype="float8_e4m3fn", out_scale=256))
     results.append(ops.log_softmax(values[1], 0, out_dtype="float8_e5m2"))
     return results

@@ -58,8 +58,13 @@ def results(x, dy, target, threads, offset):
     run("token_log_probs", x.shape, threads, asked, log_probs, entropy, sums, x, target)
     run("token_log_probs_backward", x.shape, threads, asked, y, x, sums, target, log_probs, entropy)
     keep("token_log_probs_backward")
+    kl, both = np.empty(count, np.float32), np.empty((count, 5), np.float32)
+    run("kl_divergence", x.shape, threads, asked[2:], kl, both, x, dy)
+    for of_p in (0, 1):
+        run("kl_divergence_backward", x.shape, threads, (asked[2], of_p), y, x, dy, both, log_probs)
+        keep(f"kl_divergence_backward of {of_p}")
     per_row = {"loss": loss, "pairs": pairs, "logsumexp": logsumexp, "log_probs": log_probs, "entropy": entropy}
-    return {**found, **per_row}
+    return {**found, **per_row, "kl": kl}
 
 
 def slice_of(along, array, start, end):

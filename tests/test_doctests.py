@@ -17,6 +17,7 @@ FUNCTIONS = {
         *("softmax_backward", "log_softmax_backward", "sparsemax_backward"),
         *("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_backward_"),
         *("linear_cross_entropy", "linear_cross_entropy_backward", "linear_token_log_probs"),
+        *("token_log_probs_backward", "kl_divergence", "kl_divergence_backward"),
     ],
     "ops.sharded": [
         *("softmax", "log_softmax", "logsumexp", "token_log_probs", "cross_entropy"),
@@ -25,7 +26,7 @@ FUNCTIONS = {
     "nn": ["Softmax"],
     "torch": [
         *("softmax", "log_softmax", "sparsemax", "cross_entropy", "token_log_probs", "linear_cross_entropy"),
-        *("linear_token_log_probs", "patch"),
+        *("linear_token_log_probs", "kl_divergence", "patch"),
     ],
     "torch.distributed": ["softmax", "log_softmax", "logsumexp", "cross_entropy"],
     "jax": [

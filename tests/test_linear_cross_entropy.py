@@ -3,6 +3,8 @@
 import pytest
 from torch_tensors import TOLERANCE, F, classes, normal, ours, torch, torch_device
 
+products = pytest.importorskip("maxsoftmax.torch.products")
+
 DTYPES = [pytest.param(d, marks=[pytest.mark.slow] * (d is torch.float16)) for d in TOLERANCE]
 
 CHOICES = [
@@ -87,9 +89,12 @@ def test_values_and_gradients(place, dtype, options, chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 100, 256])
-def test_the_weights_gradient_is_rounded_once(place, chunk):
+@pytest.mark.parametrize("n", [2, 300, 301])
+@pytest.mark.parametrize("block", [7, 8192])
+def test_the_weights_gradient_is_rounded_once(place, chunk, n, block, monkeypatch):
     """Whatever the chunk, it is not further from float64 than that of one product of all rows."""
-    hidden, weight, _, target = sampled((256,), 300, 64, place, dtype=torch.bfloat16)
+    monkeypatch.setattr(products, "BLOCK", block)
+    hidden, weight, _, target = sampled((256,), n, 64, place, dtype=torch.bfloat16)
     (dweight,) = torch.autograd.grad(ours.linear_cross_entropy(hidden, weight, target, chunk=chunk), weight)
     rows, matrix = exact(hidden, weight)
     (expected,) = torch.autograd.grad(reference(rows, matrix, target), matrix)

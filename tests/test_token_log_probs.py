@@ -160,6 +160,42 @@ def test_buffers_of_max():
     same(found.to_numpy(), maxsoftmax.token_log_probs(x, tokens))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "axis"), [((5,), 0), ((7, 33), 0), ((3, 5003), 1), ((3, 40, 5), 1)])
+@pytest.mark.parametrize("each", [None, 2])
+def test_gradients(device, dtype, shape, axis, each):
+    x, tokens = logits(shape, dtype), tokens_of(shape, axis, each)
+    several = tokens if each else np.expand_dims(tokens, axis)
+    upstream = logits(several.shape, np.float64 if dtype == np.float64 else np.float32, seed=2)
+    dentropy = logits(upstream.sum(axis).shape, upstream.dtype, seed=3)
+    z = scipy.special.log_softmax(wide(x) / 0.7, axis)
+    p, entropy = np.exp(z), -(np.exp(z) * z).sum(axis, keepdims=True)
+    hits = np.zeros(z.shape, z.dtype)
+    for i in range(several.shape[axis]):
+        places, given = (np.take(a, [i], axis) for a in (several, upstream))
+        np.put_along_axis(hits, places, np.take_along_axis(hits, places, axis) + given, axis)
+    of_tokens = hits - p * upstream.sum(axis, keepdims=True)
+    both = of_tokens - p * (z + entropy) * np.expand_dims(dentropy, axis)
+    given = upstream if each else upstream.squeeze(axis)
+    for reference, more in ((of_tokens, None), (both, dentropy)):
+        dx = maxsoftmax.token_log_probs_backward(x, tokens, given, more, axis, temperature=0.7, device=device)
+        assert (dx.dtype, dx.shape) == (x.dtype, x.shape)
+        limit = {"float64": 2e-14, "float32": 4e-6, "float16": 2e-3, "bfloat16": 1.6e-2}[x.dtype.name]
+        np.testing.assert_allclose(
+            wide(dx), reference / 0.7, rtol=limit, atol=limit * float(np.abs(reference).max(initial=1))
+        )
+
+
+def test_gradients_that_do_not_fit_are_refused():
+    for wrong, error, words in (
+        ({"dlog_probs": X}, ValueError, r"dlog_probs has shape \(3, 5\), but that of the logarithms is \(3,\)"),
+        ({"dlog_probs": T.astype(np.float64)}, TypeError, "dlog_probs has dtype float64, but that of the logarithms"),
+        ({"dentropy": X}, ValueError, r"dentropy has shape \(3, 5\), but that of the entropies is \(3,\)"),
+    ):
+        with pytest.raises(error, match=words):
+            maxsoftmax.token_log_probs_backward(**{"x": X, "tokens": T, "dlog_probs": X[:, 0], **wrong})
+
+
 X, T = np.zeros((3, 5), np.float32), np.zeros(3, np.int64)
 
 WRONG = [
@@ -195,28 +231,37 @@ def test_graphs_have_the_bits_of_arrays(device):
     kinds = (DType.float32, DType.bfloat16, DType.float64)
     types = [TensorType(kind, ("a", "b", "c"), place) for kind in kinds]
     types += [TensorType(DType.int64, ("a", "k", "c"), place), TensorType(DType.int32, ("a", "b"), place)]
+    types += [TensorType(DType.float32, dims, place) for dims in (("a", "k", "c"), ("a", "c"), ("a", "b"))]
     with Graph("tokens", input_types=types) as graph:
-        *values, several, single = (value.tensor for value in graph.inputs)
+        *values, several, single, first, second, third = (value.tensor for value in graph.inputs)
+        upstream = first, second, third
         outputs = []
         for x in values:
             outputs += maxsoftmax.ops.token_log_probs(x, several, 1, temperature=0.7, entropy=True)
             outputs.append(maxsoftmax.ops.token_log_probs(x, single))
+            outputs.append(maxsoftmax.ops.token_log_probs_backward(x, several, *upstream, 1, temperature=0.7))
+            outputs.append(maxsoftmax.ops.token_log_probs_backward(x, single, upstream[2]))
         graph.output(*outputs)
     model = InferenceSession(devices=[runtime.device(device)]).load(graph)
     shape = (3, 700, 9)
     arrays = [logits(shape, dtype) for dtype in (np.float32, ml_dtypes.bfloat16, np.float64)]
     tokens = tokens_of(shape, 1, 2), tokens_of(shape, 2, None, dtype=np.int32)
+    given = [logits(dims, seed=2) for dims in (tokens[0].shape, (3, 9), (3, 700))]
     inputs = [
         Buffer.from_numpy(a.view(np.uint16)).view(DType.bfloat16)
         if a.dtype == ml_dtypes.bfloat16
         else Buffer.from_numpy(a)
-        for a in (*arrays, *tokens)
+        for a in (*arrays, *tokens, *given)
     ]
     results = iter(model.execute(*[each.to(runtime.device(device)) for each in inputs]))
     for x in arrays:
+        exact = [g.astype(np.float64 if x.dtype == np.float64 else np.float32) for g in given]
+        options = {"temperature": 0.7, "device": device}
         for expected in (
-            *maxsoftmax.token_log_probs(x, tokens[0], 1, temperature=0.7, entropy=True, device=device),
+            *maxsoftmax.token_log_probs(x, tokens[0], 1, entropy=True, **options),
             maxsoftmax.token_log_probs(x, tokens[1], device=device),
+            maxsoftmax.token_log_probs_backward(x, tokens[0], *exact[:2], 1, **options),
+            maxsoftmax.token_log_probs_backward(x, tokens[1], exact[2], device=device),
         ):
             same(next(results).to(CPU()).to_numpy(), expected)
 

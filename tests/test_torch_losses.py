@@ -214,3 +214,69 @@ def test_a_mistake_is_named_by_its_place():
     # As torch's own is.
     with pytest.raises(IndexError, match=r"target is 9, which"):
         ours.cross_entropy(torch.zeros(5), torch.tensor(9))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "n"), [((7,), 33), ((3, 5), 40)])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_z_loss_is_a_term_of_the_loss(place, dtype, shape, n, reduction, label_smoothing):  # noqa: PLR0917
+    x = normal(shape[0], n, *shape[1:], dtype=dtype, device=place)
+    target = classes(*shape, n=n, device=place)
+    target.view(-1)[1] = -100
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+
+    def theirs(x):
+        squares = torch.where(target == -100, 0.0, 0.1 * x.logsumexp(1).square())
+        more = squares if reduction == "none" else squares.sum()
+        more = more / (target != -100).sum() if reduction == "mean" else more
+        return F.cross_entropy(x, target, **options) + more
+
+    loss = ours.cross_entropy(x, target, z_loss=0.1, **options)
+    exact = x.detach().double().requires_grad_()
+    reference = theirs(exact)
+    assert loss.dtype is dtype
+    close(loss.detach(), reference.detach().to(dtype))
+    upstream = normal(*loss.shape, device=place, seed=2, scale=1).detach()
+    (dx,) = torch.autograd.grad(loss, x, upstream.to(dtype))
+    (dexact,) = torch.autograd.grad(reference, exact, upstream.to(dtype).double())
+    close(dx, dexact.to(dtype))
+
+
+def test_z_loss_has_every_derivative(place):
+    x, target = normal(3, 5, dtype=torch.float64, device=place), classes(3, n=5, device=place)
+
+    def mine(x, **options):
+        return ours.cross_entropy(x, target, z_loss=0.1, **options)
+
+    assert torch.autograd.gradcheck(lambda x: mine(x, reduction="none"), x)
+    assert torch.autograd.gradgradcheck(lambda x: mine(x, reduction="none"), x)
+    torch.compiler.reset()
+    (eager,) = torch.autograd.grad(mine(x), x)
+    (compiled,) = torch.autograd.grad(torch.compile(mine, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(torch.func.grad(mine)(x.detach()), eager)
+    torch.testing.assert_close(torch.func.jacfwd(mine)(x.detach()), eager)
+
+
+def test_z_loss_goes_with_classes_alone():
+    x, target = normal(3, 5), classes(3, n=5)
+    for wrong, error, words in (
+        ({"z_loss": -1.0}, ValueError, "z_loss"),
+        ({"z_loss": "much"}, TypeError, "z_loss"),
+        ({"z_loss": 0.1, "weight": torch.ones(5)}, ValueError, "z_loss 0.1 does not go with weight"),
+        ({"z_loss": 0.1, "target": x.softmax(1)}, ValueError, "z_loss 0.1 does not go with a target of probabilities"),
+    ):
+        with pytest.raises(error, match=words):
+            ours.cross_entropy(**{"x": x, "target": target, **wrong})
+
+
+def test_a_focal_loss_is_made_of_the_logarithms(place):
+    x, target = normal(7, 33, device=place), classes(7, n=33, device=place)
+    log_p = ours.token_log_probs(x, target)
+    loss = -((1 - log_p.exp()) ** 2 * log_p).mean()
+    exact = x.detach().double().requires_grad_()
+    p = exact.softmax(1).gather(1, target[:, None])[:, 0]
+    reference = -((1 - p) ** 2 * p.log()).mean()
+    close(loss.detach(), reference.detach().float())
+    close(torch.autograd.grad(loss, x)[0], torch.autograd.grad(reference, exact)[0].float())

@@ -16,6 +16,7 @@ from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
+from .ops.kl_divergence import kl_divergence, kl_divergence_backward
 from .ops.sparsemax import sparsemax, sparsemax_backward
 from .ops.token_log_probs import (
     Asked,
@@ -28,6 +29,8 @@ from .registry import (
     CrossEntropyBackward,
     FormedSoftmax,
     FusedSoftmax,
+    KlDivergence,
+    KlDivergenceBackward,
     LogSoftmax,
     LogSumExp,
     MaskedSoftmax,
@@ -38,5 +41,6 @@ from .registry import (
     Sparsemax,
     SparsemaxBackward,
     TokenLogProbs,
+    TokenLogProbsBackward,
 )
 from .io.rows import Rows, Source, Target

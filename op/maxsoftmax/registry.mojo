@@ -24,8 +24,13 @@ from .ops.forms import Class, Forms, Kind, Operand, spread
 from .fused import KernelsOf
 from .math.loss import LossOptions, Reduction, Targets
 from .math.online import accumulator
+from .ops.kl_divergence import kl_divergence, kl_divergence_backward
 from .ops.sparsemax import sparsemax, sparsemax_backward
-from .ops.token_log_probs import Asked, token_log_probs
+from .ops.token_log_probs import (
+    Asked,
+    token_log_probs,
+    token_log_probs_backward,
+)
 from .io.rows import Rows, Source, Target, check_row_major
 
 
@@ -544,6 +549,148 @@ struct TokenLogProbs:
                 _float(temperature),
             ),
             Rows.of[axis](x.shape()),
+            ctx,
+        )
+
+
+@compiler.register("token_log_probs_backward")
+struct TokenLogProbsBackward:
+    """The op `token_log_probs_backward`: the gradient of the logits."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, temperature: Int, has_entropy: Bool
+    ](
+        dx: OutputTensor,
+        x: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        sums: InputTensor[rank=2, ...],
+        tokens: InputTensor[rank=1, ...],
+        dlog_probs: InputTensor[rank=2, ...],
+        dentropy: InputTensor[rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the tokens' probabilities, counted from 0.
+            temperature: What logits are divided by, as the bits of a Float64.
+            has_entropy: Whether there are gradients of entropies.
+
+        Args:
+            dx: The gradient, of the shape and dtype of `x`.
+            x: Logits.
+            sums: What `token_log_probs` wrote, with the entropy if it has a gradient.
+            tokens: (rows · k,), int32 or int64.
+            dlog_probs: (rows, k), the gradients of the logarithms.
+            dentropy: (rows,), those of the entropies; not read if there are none.
+            ctx: The device.
+        """
+        comptime accum = accumulator[dx.dtype]()
+        var of_entropies: Optional[Source[accum]] = None
+        comptime if has_entropy:
+            of_entropies = _sums[dx.dtype](dentropy)
+        token_log_probs_backward[
+            "cpu" if is_cpu[target]() else "gpu", axis == dx.rank - 1
+        ](
+            _target(dx),
+            _source(x),
+            _sums[dx.dtype](sums),
+            Asked(
+                Targets(_source(tokens)),
+                dlog_probs.shape()[1],
+                _float(temperature),
+            ),
+            _sums[dx.dtype](dlog_probs),
+            of_entropies,
+            Rows.of[axis](dx.shape()),
+            ctx,
+        )
+
+
+@compiler.register("kl_divergence")
+struct KlDivergence:
+    """The op `kl_divergence`: Σ p (ln p - ln q) of the rows of two tensors of logits.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, temperature: Int
+    ](
+        kl: OutputTensor[rank=1, ...],
+        sums: OutputTensor[rank=2, ...],
+        p: InputTensor,
+        q: InputTensor[dtype=p.dtype, rank=p.rank, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the probabilities, counted from 0.
+            temperature: What logits are divided by, as the bits of a Float64.
+
+        Args:
+            kl: (rows,), the dimensions beside `axis` being one; float64 for float64, else float32.
+            sums: (rows, 5), what the gradient needs.
+            p: Logits of p.
+            q: Logits of q, of the same shape.
+            ctx: The device.
+        """
+        kl_divergence["cpu" if is_cpu[target]() else "gpu", axis == p.rank - 1](
+            _sums[p.dtype](kl),
+            _sums[p.dtype](sums),
+            _source(p),
+            _source(q),
+            _float(temperature),
+            Rows.of[axis](p.shape()),
+            ctx,
+        )
+
+
+@compiler.register("kl_divergence_backward")
+struct KlDivergenceBackward:
+    """The op `kl_divergence_backward`: the gradient of the logits of p, or of q.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString, axis: Int, temperature: Int, of_p: Bool
+    ](
+        dx: OutputTensor,
+        p: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        q: InputTensor[dtype=dx.dtype, rank=dx.rank, ...],
+        sums: InputTensor[rank=2, ...],
+        dkl: InputTensor[rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        """Computes the op.
+
+        Parameters:
+            target: Where to compute: "cpu" or "gpu".
+            axis: The axis of the probabilities, counted from 0.
+            temperature: What logits are divided by, as the bits of a Float64.
+            of_p: Whether the gradient is that of p.
+
+        Args:
+            dx: The gradient, of the shape and dtype of both.
+            p: Logits of p.
+            q: Logits of q.
+            sums: What `kl_divergence` wrote.
+            dkl: (rows,), the gradients of the divergences.
+            ctx: The device.
+        """
+        kl_divergence_backward[
+            "cpu" if is_cpu[target]() else "gpu", axis == dx.rank - 1
+        ](
+            _target(dx),
+            _source(p),
+            _source(q),
+            _sums[dx.dtype](sums),
+            Optional(_sums[dx.dtype](dkl)),
+            of_p,
+            _float(temperature),
+            Rows.of[axis](dx.shape()),
             ctx,
         )
 

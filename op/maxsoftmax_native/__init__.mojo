@@ -12,7 +12,7 @@ three):
         Computes, on a GPU enqueues. Returns NULL, or an error text to be released with free(): its first character is the
         status, V for a wrong value and R for anything else.
     XLA_FFI_Error *maxsoftmax_xla(XLA_FFI_CallFrame *frame)
-        Does the same for XLA; `softmax_forms` has none.
+        Does the same for XLA; `softmax_forms`, `cross_entropy_gradient` and `kl_divergence` have none.
 
 `call` is an array of what does not change from one tensor to the next: the context; outer, n and inner of the row-major
 memory (see `Rows`); the most threads on a CPU, or 0; and from there on the op's options. Nothing raises, waits or allocates

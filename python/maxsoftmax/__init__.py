@@ -17,6 +17,8 @@ from maxsoftmax._arrays import (
     cross_entropy_backward,
     cross_entropy_backward_,
     cross_entropy_forward,
+    kl_divergence,
+    kl_divergence_backward,
     linear_cross_entropy,
     linear_cross_entropy_backward,
     linear_token_log_probs,
@@ -29,6 +31,7 @@ from maxsoftmax._arrays import (
     sparsemax,
     sparsemax_backward,
     token_log_probs,
+    token_log_probs_backward,
 )
 from maxsoftmax._graph.emitted import SoftmaxKernel, softmax_kernels
 from maxsoftmax._graph.extension import drop_into, dropin, extension
@@ -50,6 +53,8 @@ __all__ = [
     "drop_into",
     "dropin",
     "extension",
+    "kl_divergence",
+    "kl_divergence_backward",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_token_log_probs",
@@ -64,6 +69,7 @@ __all__ = [
     "sparsemax",
     "sparsemax_backward",
     "token_log_probs",
+    "token_log_probs_backward",
     "warm_up",
 ]
 

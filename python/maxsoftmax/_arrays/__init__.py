@@ -1,5 +1,6 @@
 """Softmax and its relatives for arrays: taken where they lie, laid out as rows, and handed to the kernels."""
 
+from maxsoftmax._arrays.divergence import kl_divergence, kl_divergence_backward
 from maxsoftmax._arrays.functions import (
     log_softmax,
     log_softmax_backward,
@@ -22,7 +23,7 @@ from maxsoftmax._arrays.losses import (
     cross_entropy_backward_,
     cross_entropy_forward,
 )
-from maxsoftmax._arrays.tokens import token_log_probs
+from maxsoftmax._arrays.tokens import token_log_probs, token_log_probs_backward
 
 __all__ = [
     "Rows",
@@ -30,6 +31,8 @@ __all__ = [
     "cross_entropy_backward",
     "cross_entropy_backward_",
     "cross_entropy_forward",
+    "kl_divergence",
+    "kl_divergence_backward",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_token_log_probs",
@@ -42,4 +45,5 @@ __all__ = [
     "sparsemax",
     "sparsemax_backward",
     "token_log_probs",
+    "token_log_probs_backward",
 ]

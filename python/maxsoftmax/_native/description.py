@@ -21,10 +21,16 @@ POINTERS = {
     "cross_entropy_gradient": 5,
     "token_log_probs": 6,
     "token_log_probs_backward": 7,
+    "kl_divergence": 5,
+    "kl_divergence_backward": 6,
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
-XLA = tuple(name for name in POINTERS if name not in ("softmax_forms", "cross_entropy_gradient"))
+XLA = tuple(
+    name
+    for name in POINTERS
+    if name not in ("softmax_forms", "cross_entropy_gradient", "kl_divergence", "kl_divergence_backward")
+)
 """Those that XLA may call."""
 
 BUNDLE = "all"
@@ -45,6 +51,7 @@ OPS = {
     "cross_entropy_backward_": ("cross_entropy_backward",),
     "linear_cross_entropy": ("token_log_probs", "cross_entropy_backward", "cross_entropy_gradient"),
     "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
+    "kl_divergence": ("kl_divergence", "kl_divergence_backward"),
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""
 

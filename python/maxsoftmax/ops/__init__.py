@@ -432,25 +432,162 @@ def token_log_probs(
         >>> y.shape, entropy.shape
         ([Dim('rows')], [Dim('rows')])
     """
-    x, tokens = _value(x), _value(tokens, "tokens")
-    check_dtype(x.dtype)
-    place = _axis(axis, x)
-    chosen, wanted = check_temperature(temperature), check_flag("entropy", entropy)
-    check_target_dtype(tokens.dtype, "tokens")
-    several = check_tokens_shape(tokens.shape, x.shape, place)
-    if tokens.device != x.device:
-        raise ValueError(f"tokens is on {tokens.device}, but x is on {x.device}")
-    kept = [dim for i, dim in enumerate(x.shape) if i != place]
-    rows, each = _product(kept), Dim(1)
-    if several:
-        each, last = tokens.shape[place], len(kept)
-        # Those of a row are neighbours.
-        tokens = max_ops.permute(tokens, [i for i in range(last + 1) if i != place] + [place])
-    log_probs, entropies, _ = _token_log_probs(x, max_ops.reshape(tokens, [rows * each]), place, each, chosen, wanted)
-    result = max_ops.reshape(log_probs, [*kept, each] if several else kept)
-    if several:
-        result = max_ops.permute(result, [*range(place), last, *range(place, last)])
-    return (result, max_ops.reshape(entropies, kept)) if wanted else result
+    asked = _asked(x, tokens, axis, temperature)
+    wanted = check_flag("entropy", entropy)
+    log_probs, entropies, _ = _token_log_probs(*asked[:5], wanted)
+    return (asked.turned(log_probs), max_ops.reshape(entropies, asked.kept)) if wanted else asked.turned(log_probs)
+
+
+def token_log_probs_backward(
+    x: TensorValueLike,
+    tokens: TensorValueLike,
+    dlog_probs: TensorValueLike,
+    dentropy: TensorValueLike | None = None,
+    axis: int = -1,
+    *,
+    temperature: float | None = None,
+) -> TensorValue:
+    """Adds the gradient of the logits of `token_log_probs`: Σ g_t (1 where t - p), and that of the entropy, over T.
+
+    What rows sum to is found again, in one more read.
+
+    Args:
+        x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
+        tokens: Which elements of each row, as of `token_log_probs`. What is not from 0 to n - 1 has no gradient if its
+            own is 0, and else makes the row NaN.
+        dlog_probs: The gradients of the logarithms: of the shape of `tokens` and a floating dtype.
+        dentropy: The gradients of the entropies: of the shape of `x` without `axis` and a floating dtype; None for 0.
+        axis: The axis of the tokens' probabilities; negative counts from the last.
+        temperature: A positive number that logits are divided by; 1 if None.
+
+    Returns:
+        The gradient, of the shape, dtype and device of `x`.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, there is no such axis, or the temperature is not allowed.
+        LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> upstream = TensorType(DType.float32, ("rows",), DeviceRef.CPU())
+        >>> with Graph("tokens", input_types=[logits, classes, upstream]) as graph:
+        ...     dx = maxsoftmax.ops.token_log_probs_backward(*graph.inputs)
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
+    """
+    asked = _asked(x, tokens, axis, temperature)
+    wide, wanted = accumulator(asked.x.dtype), dentropy is not None
+    upstream = _value(dlog_probs, "dlog_probs")
+    check_dtype(upstream.dtype, "dlog_probs")
+    _check(upstream, "dlog_probs", upstream.dtype, asked.shape, asked.x.device)
+    of_entropies = None if dentropy is None else _value(dentropy, "dentropy")
+    if of_entropies is not None:
+        check_dtype(of_entropies.dtype, "dentropy")
+        _check(of_entropies, "dentropy", of_entropies.dtype, asked.kept, asked.x.device)
+    *_, sums = _token_log_probs(*asked[:5], wanted)
+    rows = sums.shape[0]
+    taken = max_ops.reshape(asked.by_row(max_ops.cast(upstream, wide)), [rows, asked.each])
+    last = max_ops.constant(0.0, wide, asked.x.device) if of_entropies is None else max_ops.cast(of_entropies, wide)
+    last = max_ops.reshape(last, [rows if wanted else 1])
+    parameters = {"axis": asked.place, "temperature": _bits(asked.temperature), "has_entropy": wanted}
+    (dx,) = _call("token_log_probs_backward", [asked.x, sums, asked.tokens, taken, last], [asked.x.type], parameters)
+    return dx
+
+
+def kl_divergence(
+    x: TensorValueLike,
+    teacher: TensorValueLike,
+    axis: int = -1,
+    *,
+    temperature: float | None = None,
+    reverse: bool = False,
+) -> TensorValue:
+    """Adds the KL divergence between the probabilities of a teacher's logits and of `x`, a number for each row.
+
+    With p = softmax(teacher / temperature) and q = softmax(x / temperature) it is Σ p (ln p - ln q), the forward
+    divergence; reverse, p and q change places. Both tensors are read once, on a CPU a second time from its caches.
+
+    Args:
+        x: Logits of the student: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
+        teacher: Logits of the same shape, dtype and device.
+        axis: The axis of the probabilities; negative counts from the last.
+        temperature: A positive number that both are divided by; 1 if None.
+        reverse: Whether the divergence is that of the student from the teacher.
+
+    Returns:
+        The divergences, of the shape of `x` without `axis`: float64 if `x` is, else float32. Infinite where q is 0 and
+        p is not, NaN where softmax of either is. Distillation takes their mean, often times temperature².
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, there is no such axis, or the temperature is not allowed.
+        LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("distillation", input_types=[logits, logits]) as graph:
+        ...     kl = maxsoftmax.ops.kl_divergence(*graph.inputs, temperature=2.0)
+        >>> kl.shape
+        [Dim('rows')]
+    """
+    x, sides, place, chosen, _ = _divergence(x, teacher, axis, temperature, reverse)
+    return _kl_and_sums(x, sides, place, chosen)[0]
+
+
+def kl_divergence_backward(
+    x: TensorValueLike,
+    teacher: TensorValueLike,
+    dkl: TensorValueLike | None = None,
+    axis: int = -1,
+    *,
+    temperature: float | None = None,
+    reverse: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    """Adds what `kl_divergence` does, and with it the gradient of `x`, in one more read of both tensors and one write.
+
+    Args:
+        x: Logits of the student: float32, bfloat16, float16 or float64.
+        teacher: Logits of the same shape, dtype and device.
+        dkl: The gradient of the divergences, of their shape and a floating dtype; 1 if None.
+        axis: The axis of the probabilities; negative counts from the last.
+        temperature: A positive number that both are divided by; 1 if None.
+        reverse: Whether the divergence is that of the student from the teacher.
+
+    Returns:
+        The divergences, and the gradient of `x`, of its shape, dtype and device.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, there is no such axis, or the temperature is not allowed.
+        LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> logits = TensorType(DType.float32, ("rows", 50257), DeviceRef.CPU())
+        >>> with Graph("distillation", input_types=[logits, logits]) as graph:
+        ...     kl, dx = maxsoftmax.ops.kl_divergence_backward(*graph.inputs, temperature=2.0)
+        >>> dx.shape
+        [Dim('rows'), Dim(50257)]
+    """
+    x, sides, place, chosen, of_p = _divergence(x, teacher, axis, temperature, reverse)
+    kl, sums = _kl_and_sums(x, sides, place, chosen)
+    if dkl is None:
+        dkl = max_ops.broadcast_to(max_ops.constant(1.0, kl.dtype, x.device), kl.shape)
+    else:
+        dkl = _value(dkl, "dkl")
+        check_dtype(dkl.dtype, "dkl")
+        _check(dkl, "dkl", dkl.dtype, kl.shape, x.device)
+    parameters = {"axis": place, "temperature": _bits(chosen), "of_p": of_p}
+    scales = max_ops.reshape(max_ops.cast(dkl, kl.dtype), [sums.shape[0]])
+    (dx,) = _call("kl_divergence_backward", [*sides, sums, scales], [x.type], parameters)
+    return kl, dx
 
 
 def cross_entropy(
@@ -932,6 +1069,78 @@ def _token_log_probs(  # noqa: PLR0917
         [TensorType(wide, shape, x.device) for shape in ([rows, each], [rows if entropy else 1], [rows, 3])],
         {"axis": place, "temperature": _bits(temperature), "has_entropy": entropy},
     )
+
+
+class _Asked(NamedTuple):
+    """Logits and tokens, as the ops take them."""
+
+    x: TensorValue
+    tokens: TensorValue
+    """(rows · k,)."""
+    place: int
+    each: Dim
+    """How many of a row."""
+    temperature: float
+    kept: list[Dim]
+    """The dimensions of `x` beside the axis."""
+    shape: list[Dim]
+    """What shape tokens came in."""
+
+    @property
+    def several(self) -> bool:
+        """Whether tokens have the axis."""
+        return len(self.shape) > len(self.kept)
+
+    def by_row(self, value: TensorValue) -> TensorValue:
+        """Returns values of the tokens' shape with those of a row as neighbours."""
+        if not self.several:
+            return value
+        return max_ops.permute(value, [i for i in range(len(self.shape)) if i != self.place] + [self.place])
+
+    def turned(self, value: TensorValue) -> TensorValue:
+        """Returns (rows, k) values in the tokens' shape."""
+        if not self.several:
+            return max_ops.reshape(value, self.kept)
+        last = len(self.kept)
+        value = max_ops.reshape(value, [*self.kept, self.each])
+        return max_ops.permute(value, [*range(self.place), last, *range(self.place, last)])
+
+
+def _asked(x: Any, tokens: Any, axis: Any, temperature: Any) -> _Asked:
+    """Returns logits and tokens, or refuses them."""
+    x, tokens = _value(x), _value(tokens, "tokens")
+    check_dtype(x.dtype)
+    place, chosen = _axis(axis, x), check_temperature(temperature)
+    check_target_dtype(tokens.dtype, "tokens")
+    several = check_tokens_shape(tokens.shape, x.shape, place)
+    if tokens.device != x.device:
+        raise ValueError(f"tokens is on {tokens.device}, but x is on {x.device}")
+    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    each = tokens.shape[place] if several else Dim(1)
+    asked = _Asked(x, tokens, place, each, chosen, kept, list(tokens.shape))
+    return asked._replace(tokens=max_ops.reshape(asked.by_row(tokens), [_product(kept) * each]))
+
+
+def _divergence(
+    x: Any, teacher: Any, axis: Any, temperature: Any, reverse: Any
+) -> tuple[TensorValue, list[TensorValue], int, float, bool]:
+    """Returns the student's logits, those of p and q, the axis, the temperature, and whether p is the student's."""
+    x, teacher = _value(x), _value(teacher, "teacher")
+    check_dtype(x.dtype)
+    place, is_reverse = _axis(axis, x), check_flag("reverse", reverse)
+    _check(teacher, "teacher", x.dtype, x.shape, x.device)
+    return x, [x, teacher] if is_reverse else [teacher, x], place, check_temperature(temperature), is_reverse
+
+
+def _kl_and_sums(
+    x: TensorValue, sides: list[TensorValue], place: int, temperature: float
+) -> tuple[TensorValue, TensorValue]:
+    """Adds the op of both divergences."""
+    wide, kept = accumulator(x.dtype), [dim for i, dim in enumerate(x.shape) if i != place]
+    rows = _product(kept)
+    types = [TensorType(wide, shape, x.device) for shape in ([rows], [rows, 5])]
+    kl, sums = _call("kl_divergence", sides, types, {"axis": place, "temperature": _bits(temperature)})
+    return max_ops.reshape(kl, kept), sums
 
 
 class _Call(NamedTuple):

@@ -26,7 +26,7 @@ from maxsoftmax._arguments import (
 )
 from maxsoftmax._types import Reduction
 from maxsoftmax.torch import autograd, linear, linear_tokens, losses, operators
-from maxsoftmax.torch.arguments import check_tensor, check_tokens, dimension
+from maxsoftmax.torch.arguments import check_same, check_tensor, check_tokens, dimension
 from maxsoftmax.torch.direct_losses import REDUCTIONS
 from maxsoftmax.torch.modes import is_autocast
 from maxsoftmax.torch.outputs import along
@@ -34,6 +34,7 @@ from maxsoftmax.torch.patch import patch
 
 __all__ = [
     "cross_entropy",
+    "kl_divergence",
     "linear_cross_entropy",
     "linear_token_log_probs",
     "log_softmax",
@@ -159,6 +160,8 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     reduce: bool | None = None,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
 ) -> torch.Tensor:
     """Returns the cross entropy of logits and targets, as `torch.nn.functional.cross_entropy` does.
 
@@ -174,6 +177,8 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
         reduction: "mean" over the rows that count, by their weights, NaN if there are none; "sum"; or "none" for one
             loss a row.
         label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
+        z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none, which it
+            has to be with weights of classes, and with probabilities. It costs no further pass over the logits.
 
     Returns:
         The loss: a scalar, or of the shape of a class for each row; of the dtype and device of `x`, but float32 for
@@ -196,6 +201,7 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
         weight is None
         and size_average is None
         and reduce is None
+        and z_loss == 0
         and type(ignore_index) is int
         and type(label_smoothing) is float
         and 0.0 <= label_smoothing <= 1.0
@@ -206,7 +212,9 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
         and not is_autocast()
     ):
         return autograd.cross_entropy(x, target, ignore_index, label_smoothing, reduction)
-    return losses.cross_entropy(x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    return losses.cross_entropy(
+        x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing, z_loss
+    )
 
 
 @overload
@@ -264,6 +272,54 @@ def token_log_probs(
     return found if entropy else found[0]
 
 
+def kl_divergence(
+    x: torch.Tensor,
+    teacher: torch.Tensor,
+    dim: int = -1,
+    *,
+    temperature: float | None = None,
+    reverse: bool = False,
+) -> torch.Tensor:
+    """Returns the KL divergence between the probabilities of a teacher's logits and of `x`, a number for each row.
+
+    With p = softmax(teacher / temperature) and q = softmax(x / temperature) it is Σ p (ln p - ln q), the forward
+    divergence; reverse, p and q change places. A gradient takes one read of both and one write.
+
+    Args:
+        x: Logits of the student, of rank 1 or more; float32, bfloat16, float16 or float64.
+        teacher: Logits of the same shape, dtype and device, which may have a gradient as well.
+        dim: The dimension of the probabilities; negative counts from the last.
+        temperature: A positive number that both are divided by; 1 if None.
+        reverse: Whether the divergence is that of the student from the teacher.
+
+    Returns:
+        The divergences, of the shape of `x` without `dim`: float64 if `x` is, else float32. Infinite where q is 0 and p
+        is not, NaN where softmax of either is. They have a gradient, and that has one too. Distillation takes their
+        mean, often times temperature².
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        IndexError: If there is no such dimension.
+        ValueError: If shapes or devices do not fit, or the temperature is not allowed.
+
+    Example:
+        >>> import maxsoftmax.torch, torch
+        >>> student = torch.zeros(1, 2, requires_grad=True)
+        >>> kl = maxsoftmax.torch.kl_divergence(student, torch.tensor([[9.0, float("-inf")]]))
+        >>> kl.mean().backward()
+        >>> kl.detach(), student.grad
+        (tensor([0.6931]), tensor([[-0.5000,  0.5000]]))
+    """
+    check_tensor(x)
+    check_tensor(teacher, "teacher")
+    if not x.ndim:
+        raise ValueError("x has rank 0, but logits need a dimension of probabilities: reshape it to rank 1 first")
+    check_same(teacher, "teacher", x, "x")
+    place, chosen = dimension(x, dim), check_temperature(temperature)
+    sides = (x, teacher) if check_flag("reverse", reverse) else (teacher, x)
+    return autograd.kl_divergence(*sides, place, chosen)
+
+
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -296,8 +352,8 @@ def linear_cross_entropy(
         softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
         z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
         chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
-            at least 128, and on a GPU, if the gradient of a weight in bfloat16 or float16 is wanted, at least as many
-            as there are features, and all if they are at most twice as many.
+            at least 128, and on a GPU, if the gradient of a weight in bfloat16 or float16 is wanted, up to twice as
+            many as there are features. Fewer take less memory and more time.
 
     Returns:
         The loss: a scalar, or of the shape of `target`; of the dtype and device of `hidden`, but float32 for bfloat16

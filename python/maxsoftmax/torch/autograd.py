@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import is_grad_enabled as _has_gradients
 
-from maxsoftmax.torch import direct, direct_losses, direct_tokens
+from maxsoftmax.torch import direct, direct_divergence, direct_losses, direct_tokens
 from maxsoftmax.torch.arguments import check_tensor, dimension
 from maxsoftmax.torch.direct_losses import class_dimension
 from maxsoftmax.torch.memory import PLAIN
 from maxsoftmax.torch.modes import is_forward, is_watched
 
 _operators = torch.ops.maxsoftmax
+
+LEAST = {torch.float16: 6e-8, torch.float64: 1e-200}
+"""A gradient that is as good as 0, of a loss whose pairs have one; 1e-30 of other dtypes."""
 
 
 def _is_dtensor(x: torch.Tensor) -> bool:
@@ -127,6 +130,26 @@ def cross_entropy(
     return direct_losses.cross_entropy(x, target, ignore_index, label_smoothing, reduction)[0]
 
 
+def cross_entropy_and_pairs(
+    x: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the loss of each row, and the pairs (m, d), whose d has a gradient, too."""
+    choices = ignore_index, label_smoothing, "none"
+    if type(x) not in PLAIN or type(target) not in PLAIN or is_watched():
+        if is_forward():
+            options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
+            m = x.detach().amax(class_dimension(x), keepdim=True)
+            d = (x - m).exp().sum(class_dimension(x))
+            losses = torch.nn.functional.cross_entropy(x, target.long(), **options)
+            return losses, torch.stack((m.squeeze(class_dimension(x)), d), -1)
+        watched: tuple[torch.Tensor, torch.Tensor] = _operators.cross_entropy.default(x, target, *choices)
+        return watched
+    if x.requires_grad and _has_gradients():
+        found: tuple[torch.Tensor, torch.Tensor] = _apply_cross_entropy_and_pairs(x, target, *choices)
+        return found
+    return direct_losses.cross_entropy(x, target, *choices)
+
+
 def cross_entropy_backward(  # noqa: PLR0917 (as torch passes them)
     x: torch.Tensor,
     target: torch.Tensor,
@@ -194,6 +217,42 @@ def token_log_probs_backward(  # noqa: PLR0917 (as torch passes them)
     return direct_tokens.token_log_probs_backward(*tensors, *choices)
 
 
+def kl_divergence(p: torch.Tensor, q: torch.Tensor, dim: int, temperature: float) -> torch.Tensor:
+    """Returns the divergences of the probabilities of `q` from those of `p`."""
+    if type(p) not in PLAIN or type(q) not in PLAIN or is_watched():
+        if is_forward():
+            return kl_divergence_by_torch(p, q, dim, temperature)
+        return _operators.kl_divergence.default(p, q, dim, temperature)[0]
+    if _has_gradients() and (p.requires_grad or q.requires_grad):
+        return _apply_kl_divergence(p, q, dim, temperature)
+    return direct_divergence.kl_divergence(p, q, dim, temperature)[0]
+
+
+def kl_divergence_by_torch(p: torch.Tensor, q: torch.Tensor, dim: int, temperature: float) -> torch.Tensor:
+    """Returns what `kl_divergence` does by functions of torch, which have derivatives of every kind."""
+    log_p, log_q = (torch.log_softmax(x.to(direct_losses.wide(x.dtype)) / temperature, dim) for x in (p, q))
+    # Nothing times infinity is not wanted here.
+    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p.clamp(min=-1e4) - log_q)).sum(dim)
+
+
+def kl_divergence_backward(  # noqa: PLR0917 (as torch passes them)
+    p: torch.Tensor,
+    q: torch.Tensor,
+    sums: torch.Tensor,
+    dkl: torch.Tensor,
+    dim: int,
+    temperature: float,
+    of_p: bool,
+) -> torch.Tensor:
+    """Returns the gradient of the logits of p or q, given what their rows sum to and the divergences' gradient."""
+    tensors, choices = (p, q, sums, dkl), (dim, temperature, of_p)
+    if any(type(t) not in PLAIN for t in tensors) or is_watched():
+        return _operators.kl_divergence_backward.default(*tensors, *choices)
+    if _has_gradients() and any(t.requires_grad for t in (p, q, dkl)):
+        return _apply_kl_divergence_backward(*tensors, *choices)
+    return direct_divergence.kl_divergence_backward(*tensors, *choices)
+
+
 # The gradients, and theirs. A context has all tensors that they need, and what was chosen beside.
 
 
@@ -236,10 +295,26 @@ def of_sparsemax_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     return None, sparsemax_backward(y, g, dim), None
 
 
-def of_cross_entropy(ctx: Any, dloss: torch.Tensor, dpairs: torch.Tensor | None = None) -> tuple[Any, ...]:
-    """Returns the gradient of the loss alone: nobody is given the pairs."""
+def of_cross_entropy(ctx: Any, dloss: torch.Tensor | None, dpairs: torch.Tensor | None = None) -> tuple[Any, ...]:
+    """Returns the gradient of the loss, and of what is made of the pairs (m, d): of d for any m, as of logsumexp."""
     x, target, pairs = ctx.saved_tensors
-    return cross_entropy_backward(x, target, pairs, dloss, *ctx.choices), None, None, None, None
+    _, _, reduction = ctx.choices
+    if dloss is None:
+        dloss = torch.zeros_like(pairs[..., 0] if reduction == "none" else pairs.sum(), dtype=x.dtype)
+    more = None
+    if dpairs is not None:
+        # It is a share of the probabilities, as is the loss's.
+        share = dpairs[..., 1] * pairs[..., 1]
+        if _has_gradients() or reduction != "none":
+            place = class_dimension(x)
+            more = (softmax(x, place) * share.unsqueeze(place)).to(x.dtype)
+        else:
+            # Of a loss without a gradient the share would be lost.
+            dloss = torch.where((dloss == 0) & (share != 0), LEAST.get(x.dtype, 1e-30), dloss)
+            raised = 1 + torch.where(dloss == 0, 0.0, share / dloss)
+            pairs = torch.stack((pairs[..., 0], pairs[..., 1] / raised), -1)
+    dx = cross_entropy_backward(x, target, pairs, dloss, *ctx.choices)
+    return dx if more is None else dx + more, None, None, None, None
 
 
 def of_cross_entropy_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
@@ -273,13 +348,40 @@ def of_token_log_probs_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     x, tokens, _, dlog_probs, dentropy = ctx.saved_tensors
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        # A view, so that this is a graph of its own where `x` wants no gradient.
-        given = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in (x, dlog_probs, dentropy)]
+        given = _graph_of(x, dlog_probs, dentropy)
         results = token_log_probs_by_torch(given[0], tokens, *ctx.choices)
         upstream = given[1:] if ctx.choices[-1] else given[1:2]
         (dx,) = torch.autograd.grad(results[: len(upstream)], given[0], upstream, create_graph=True)
     found = torch.autograd.grad(dx, given, g, create_graph=again, allow_unused=True)
     return found[0], None, None, found[1], found[2], None, None, None
+
+
+def of_kl_divergence(ctx: Any, dkl: torch.Tensor, dsums: torch.Tensor | None = None) -> tuple[Any, ...]:
+    """Returns the gradients of the logits that want one: nobody is given the sums."""
+    (p, q, sums), (dim, temperature) = ctx.saved_tensors, ctx.choices
+    found = [
+        kl_divergence_backward(p, q, sums, dkl, dim, temperature, of_p) if wanted else None
+        for of_p, wanted in zip((True, False), ctx.needs_input_grad, strict=False)
+    ]
+    return *found, None, None
+
+
+def of_kl_divergence_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the gradient of dx, by both tensors of logits, their sums included, and by the divergences' gradient."""
+    p, q, _, dkl = ctx.saved_tensors
+    *choices, of_p = ctx.choices
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given = _graph_of(p, q, dkl)
+        kl = kl_divergence_by_torch(*given[:2], *choices)
+        (dx,) = torch.autograd.grad(kl, given[0 if of_p else 1], given[2], create_graph=True)
+    by_p, by_q, by_dkl = torch.autograd.grad(dx, given, g, create_graph=again)
+    return by_p, by_q, None, by_dkl, None, None, None
+
+
+def _graph_of(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns tensors that want a gradient: views, so that what is made of them is a graph of its own."""
+    return [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in tensors]
 
 
 def _keeping_result(name: str, compute: Callable[..., torch.Tensor], gradient: Callable[..., Any]) -> Any:
@@ -357,6 +459,21 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return cross_entropy_backward(x, target, kept, dloss, *ctx.choices), None, None, None
 
 
+class _CrossEntropyAndPairs(torch.autograd.Function):  # type: ignore[misc]
+    """Cross entropy and the pairs with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, *choices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keeps what the gradient needs."""
+        losses, pairs = direct_losses.cross_entropy(x, target, *choices)
+        ctx.save_for_backward(x, target, pairs)
+        ctx.set_materialize_grads(False)
+        ctx.choices = choices
+        return losses, pairs
+
+    backward = staticmethod(of_cross_entropy)
+
+
 class _CrossEntropyBackward(torch.autograd.Function):  # type: ignore[misc]
     """The gradient of cross entropy with a gradient."""
 
@@ -399,6 +516,33 @@ class _TokenLogProbsBackward(torch.autograd.Function):  # type: ignore[misc]
     backward = staticmethod(of_token_log_probs_backward)
 
 
+class _KlDivergence(torch.autograd.Function):  # type: ignore[misc]
+    """The divergences with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, p: torch.Tensor, q: torch.Tensor, *choices: Any) -> torch.Tensor:
+        """Keeps what the gradient needs."""
+        kl, sums = direct_divergence.kl_divergence(p, q, *choices)
+        ctx.save_for_backward(p, q, sums)
+        ctx.choices = choices
+        return kl
+
+    backward = staticmethod(of_kl_divergence)
+
+
+class _KlDivergenceBackward(torch.autograd.Function):  # type: ignore[misc]
+    """That gradient with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        """Keeps all of it."""
+        ctx.save_for_backward(*arguments[:4])
+        ctx.choices = arguments[4:]
+        return direct_divergence.kl_divergence_backward(*arguments)
+
+    backward = staticmethod(of_kl_divergence_backward)
+
+
 def applied(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
     """Returns what applies a function, without a look for transforms, which `is_watched` has taken."""
     applied: Callable[..., torch.Tensor] = super(torch.autograd.Function, function).apply
@@ -412,6 +556,9 @@ _apply_log_softmax_backward = applied(_LogSoftmaxBackward)
 _apply_sparsemax = applied(_Sparsemax)
 _apply_sparsemax_backward = applied(_SparsemaxBackward)
 _apply_cross_entropy = applied(_CrossEntropy)
+_apply_cross_entropy_and_pairs: Callable[..., Any] = applied(_CrossEntropyAndPairs)
 _apply_cross_entropy_backward = applied(_CrossEntropyBackward)
 _apply_token_log_probs: Callable[..., Any] = applied(_TokenLogProbs)
 _apply_token_log_probs_backward = applied(_TokenLogProbsBackward)
+_apply_kl_divergence = applied(_KlDivergence)
+_apply_kl_divergence_backward = applied(_KlDivergenceBackward)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn import _reduction
 
-from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction, class_axis
+from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction, check_z_loss, class_axis
 from maxsoftmax.torch import autograd
 from maxsoftmax.torch.arguments import check_device, check_result, check_target, check_tensor, spelled
-from maxsoftmax.torch.direct_losses import class_dimension
+from maxsoftmax.torch.direct_losses import class_dimension, wide
 from maxsoftmax.torch.modes import autocast
 
 
@@ -28,6 +28,7 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     reduce: bool | None,
     reduction: Any,
     label_smoothing: Any,
+    z_loss: Any,
 ) -> torch.Tensor:
     """Returns the loss for any arguments, all of them checked."""
     if size_average is not None or reduce is not None:
@@ -40,6 +41,10 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     _check_is_tensor(target, "target")
     choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
     class_axis(x.ndim)
+    factor = check_z_loss(z_loss)
+    if factor and (weight is not None or target.is_floating_point()):
+        other = "a target of probabilities" if weight is None else "weight"
+        raise ValueError(f"z_loss {z_loss} does not go with {other}: add the term to the loss")
     if weight is not None:
         weight = _checked_weight(weight, x)
     if target.is_floating_point():
@@ -48,9 +53,23 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     if target.dtype is torch.uint8:
         target = target.long()
     check_target(target, x)
+    if factor:
+        return _with_z_loss(x, target, factor, *choices)
     if weight is None:
         return autograd.cross_entropy(x, target, *choices)
     return _weighted(x, target, weight, *choices)
+
+
+def _with_z_loss(  # noqa: PLR0917
+    x: torch.Tensor, target: torch.Tensor, factor: float, ignore_index: int, label_smoothing: float, reduction: str
+) -> torch.Tensor:
+    """Returns the loss of classes with squares of logsumexp, whose gradient is that of the loss with another d."""
+    losses, pairs = autograd.cross_entropy_and_pairs(x, target, ignore_index, label_smoothing)
+    counts = target != ignore_index
+    # Of m the gradients cancel out.
+    logsumexp = pairs[..., 0].detach() + pairs[..., 1].log()
+    losses = losses.to(wide(x.dtype)) + torch.where(counts, factor * logsumexp.square(), 0.0)
+    return _reduced(losses, counts, reduction).to(x.dtype)
 
 
 def _weighted(  # noqa: PLR0917

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from maxsoftmax.torch import autograd, direct, direct_losses, direct_tokens, linear, linear_tokens
-from maxsoftmax.torch.arguments import check_target, check_tokens
+from maxsoftmax.torch import autograd, direct, direct_divergence, direct_losses, direct_tokens, linear, linear_tokens
+from maxsoftmax.torch.arguments import check_same, check_target, check_tokens
 from maxsoftmax.torch.direct_losses import empty_losses
 from maxsoftmax.torch.direct_tokens import empty_results
 from maxsoftmax.torch.memory import fresh_like
@@ -33,6 +33,10 @@ SCHEMAS = {
     "token_log_probs": f"(Tensor x, Tensor tokens, {_OF_TOKENS}) -> (Tensor, Tensor, Tensor)",
     "token_log_probs_backward": (
         f"(Tensor x, Tensor tokens, Tensor sums, Tensor dlog_probs, Tensor dentropy, {_OF_TOKENS}) -> Tensor"
+    ),
+    "kl_divergence": "(Tensor p, Tensor q, int dim, float temperature) -> (Tensor, Tensor)",
+    "kl_divergence_backward": (
+        "(Tensor p, Tensor q, Tensor sums, Tensor dkl, int dim, float temperature, bool of_p) -> Tensor"
     ),
 }
 """The operators, as torch.ops.maxsoftmax has them."""
@@ -89,6 +93,18 @@ def _token_log_probs_backward(  # noqa: PLR0917 (as torch passes them)
     return direct_tokens.token_log_probs_backward(x, tokens, sums, dlog_probs, dentropy, *choices, fresh_like(x))
 
 
+def _kl_divergence_backward(  # noqa: PLR0917 (as torch passes them)
+    p: torch.Tensor,
+    q: torch.Tensor,
+    sums: torch.Tensor,
+    dkl: torch.Tensor,
+    dim: int,
+    temperature: float,
+    of_p: bool,
+) -> torch.Tensor:
+    return direct_divergence.kl_divergence_backward(p, q, sums, dkl, dim, temperature, of_p, fresh_like(p))
+
+
 def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -105,6 +121,13 @@ def _like_token_log_probs(
 ) -> direct_tokens.Sums:
     check_tokens(tokens, x, dim)
     return empty_results(x, tokens, dim, entropy)
+
+
+def _like_kl_divergence(
+    p: torch.Tensor, q: torch.Tensor, dim: int, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_same(q, "teacher", p, "x")
+    return direct_divergence.empty_results(p, dim)
 
 
 # What becomes of them under torch.vmap: a batch is one more dimension, or more rows.
@@ -178,6 +201,20 @@ def _batched_tokens(operator: Any, several: bool) -> Any:
     return apply
 
 
+def _batched_divergence(operator: Any) -> Any:
+    def apply(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        tensors = [
+            _first(x, place, info.batch_size) if isinstance(x, torch.Tensor) else x
+            for x, place in zip(arguments, in_dims, strict=True)
+        ]
+        count = sum(isinstance(x, torch.Tensor) for x in tensors)
+        dim = tensors[count]
+        found = operator(*tensors[:count], dim + 1 if dim >= 0 else dim, *tensors[count + 1 :])
+        return found, (0, 0) if isinstance(found, tuple) else 0
+
+    return apply
+
+
 def _targets(target: torch.Tensor) -> torch.Tensor:
     """Returns a batch of targets as targets of more rows."""
     return target if target.ndim == 1 else target.flatten(0, 1)
@@ -209,12 +246,19 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _keep_pairs(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, target, *choices = inputs
     ctx.save_for_backward(x, target, output[1])
+    ctx.set_materialize_grads(False)
     ctx.choices = tuple(choices)
 
 
 def _keep_sums(ctx: Any, inputs: tuple[Any, ...], output: direct_tokens.Sums) -> None:
     x, tokens, *choices = inputs
     ctx.save_for_backward(x, tokens, output[2])
+    ctx.choices = tuple(choices)
+
+
+def _keep_both_sums(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    p, q, *choices = inputs
+    ctx.save_for_backward(p, q, output[1])
     ctx.choices = tuple(choices)
 
 
@@ -257,6 +301,8 @@ def _batched(name: str, operator: Any) -> Any:
     """Returns what an operator does with a batch, where that is not a function of its own."""
     if name.startswith("token_log_probs"):
         return _batched_tokens(operator, several=name == "token_log_probs")
+    if name.startswith("kl_divergence"):
+        return _batched_divergence(operator)
     return _batched_along(operator)
 
 
@@ -272,6 +318,8 @@ _KERNELS = {
     "cross_entropy_backward": _cross_entropy_backward,
     "token_log_probs": direct_tokens.token_log_probs,
     "token_log_probs_backward": _token_log_probs_backward,
+    "kl_divergence": direct_divergence.kl_divergence,
+    "kl_divergence_backward": _kl_divergence_backward,
 }
 _BATCHED = {
     "cross_entropy": _batched_cross_entropy,
@@ -283,8 +331,13 @@ _KEPT = {
     "sparsemax": _keep_result,
     "cross_entropy": _keep_pairs,
     "token_log_probs": _keep_sums,
+    "kl_divergence": _keep_both_sums,
 }
-_LIKE = {"cross_entropy": _like_cross_entropy, "token_log_probs": _like_token_log_probs}
+_LIKE = {
+    "cross_entropy": _like_cross_entropy,
+    "token_log_probs": _like_token_log_probs,
+    "kl_divergence": _like_kl_divergence,
+}
 
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -2,9 +2,8 @@
 
 A chunk's logits lie in memory that the next chunk uses again. The gradients of the weight and the bias are sums over
 chunks: in float32 or wider, and rounded once. A sum of float32 is twice as large as a weight of bfloat16, and each
-chunk reads and writes it. So on a GPU a chunk has as many rows as there are features, if these are more than `MEMORY`
-says: their logits fit where the rounded gradient will be. Rows that are at most twice as many are one chunk, whose
-logits are no larger than the sum, which is not needed then.
+chunk reads and writes it. So on a GPU a chunk's logits may be as large as such a sum, if that is more than `MEMORY`
+says: they are of twice as many rows as there are features. Of no more rows there is one chunk, and no sum.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ def chunk_of(count: int, weight: torch.Tensor, dtype: torch.dtype, summed: bool,
     n, features = weight.shape
     most = STEP * max(1, MEMORY[kind] // (max(1, n) * dtype.itemsize) // STEP)
     if kind == "cuda" and summed:
-        if count * dtype.itemsize <= features * wide(dtype).itemsize:
-            return max(count, 1)
-        most = max(most, features // STEP * STEP)
+        most = max(most, features * wide(dtype).itemsize // dtype.itemsize)
+    if count <= most:
+        return max(count, 1)
     # As many chunks as it takes, of about one length: products of few rows are slow.
-    rows: int = STEP * max(1, ceil(count / ceil(max(count, 1) / most) / STEP))
+    rows: int = STEP * ceil(count / ceil(count / most) / STEP)
     return rows
 
 
@@ -88,23 +87,21 @@ class Products:
         rounded = wanted[1] and weight.dtype is not accum
         fits = rounded and weight.dtype is dtype
         self._step = min(self._count, chunk or chunk_of(self._count, weight, dtype, fits, place.type))
-        self._dhidden = self._dweight = self._sum = self._dbias = None
+        self._dhidden = self._dweight = self._dbias = None
         if wanted[0]:
             make = torch.empty_like if self._count == len(hidden) else torch.zeros_like
             self._dhidden = make(hidden, memory_format=torch.contiguous_format)
-        size, room = self._step * weight.shape[0], None
+        self._sum: _Sum | None = None
         if wanted[1]:
             make = torch.empty if self._count else torch.zeros
             self._dweight = make(weight.shape, dtype=weight.dtype, device=place)
-            if rounded and not (fits and self._step == self._count):
-                self._sum = torch.empty(weight.shape, dtype=accum, device=place)
-                if fits and self._step <= weight.shape[1]:
-                    room = self._dweight.view(-1)[:size]
+            if self._count and not (fits and self._step == self._count):
+                self._sum = _Sum(self._dweight, accum)
         if wanted[2] and bias is not None:
             self._dbias = torch.zeros(bias.shape, dtype=accum, device=place)
         self._of_bias = bias
-        self._room = torch.empty(size, dtype=dtype, device=place) if room is None else room
-        self._is_first = True
+        self._room = torch.empty(self._step * weight.shape[0], dtype=dtype, device=place)
+        self._taken = 0
 
     def places(self) -> Iterator[slice | torch.Tensor]:
         """Yields the places of a chunk's rows, chunk by chunk."""
@@ -157,26 +154,56 @@ class Products:
         if self._dbias is not None:
             self._dbias.add_(dlogits.sum(0, dtype=self._dbias.dtype), alpha=self._scale)
         if self._dweight is not None:
-            self._add_to(self._dweight if self._sum is None else self._sum, dlogits, taken)
-        self._is_first = False
-
-    def _add_to(self, total: torch.Tensor, dlogits: torch.Tensor, taken: torch.Tensor) -> None:
-        """Adds the product of a chunk's gradients and its rows."""
-        how: dict[str, Any] = {"beta": 0 if self._is_first else 1, "alpha": self._scale}
-        if dlogits.dtype == total.dtype:
-            total.addmm_(dlogits.t(), taken, **how)
-        elif dlogits.is_cuda and _ADDS:
-            torch.addmm(total, dlogits.t(), taken, out_dtype=total.dtype, **how, out=total)
-        else:
-            exact = taken.to(total.dtype)
-            for first in range(0, len(total), BLOCK):
-                block = dlogits[:, first : first + BLOCK].t().to(total.dtype)
-                total[first : first + BLOCK].addmm_(block, exact, **how)
+            how: dict[str, Any] = {"beta": 1 if self._taken else 0, "alpha": self._scale}
+            self._taken += len(taken)
+            if self._sum is None:
+                self._dweight.addmm_(dlogits.t(), taken, **how)
+            else:
+                self._sum.add(dlogits, taken, self._taken == self._count, **how)
 
     def gradients(self) -> Gradients:
         """Returns the gradients that are wanted, of all chunks, in the dtypes of what they are of."""
-        del self._room
-        if self._sum is not None and self._dweight is not None:
-            self._dweight.copy_(self._sum)
+        del self._room, self._sum
         dbias = None if self._dbias is None or self._of_bias is None else self._dbias.to(self._of_bias.dtype)
         return self._dhidden, self._dweight, dbias
+
+
+class _Sum:
+    """The sum of the products of all chunks, in a dtype that may be wider than its result's.
+
+    If elements are twice as large, its first half lies where the result will be. The last chunk's products are added to
+    a block at a time and rounded from there, none before what lies in its place has been taken.
+
+    Args:
+        result: (n, features).
+        dtype: Of the sum.
+    """
+
+    def __init__(self, result: torch.Tensor, dtype: torch.dtype) -> None:
+        n, features = result.shape
+        self._result, self._rounds = result, result.dtype is not dtype
+        half = n // 2 if dtype.itemsize == 2 * result.dtype.itemsize else 0
+        self._parts = [result.view(-1)[: 2 * half * features].view(dtype).view(half, features)] if half else []
+        self._parts += (
+            [torch.empty(n - half, features, dtype=dtype, device=result.device)] if self._rounds else [result]
+        )
+
+    def add(self, dlogits: torch.Tensor, taken: torch.Tensor, is_last: bool, beta: int, alpha: float) -> None:
+        """Adds the product of a chunk's gradients and its rows, and rounds the sum if that is the last."""
+        dtype, first, rounds = self._parts[0].dtype, 0, self._rounds and is_last
+        how: dict[str, Any] = {"beta": beta, "alpha": alpha}
+        if dlogits.dtype is not dtype and dlogits.is_cuda and _ADDS:
+            how["out_dtype"] = dtype
+        converts = dlogits.dtype is not dtype and "out_dtype" not in how
+        rows = taken.to(dtype) if converts else taken
+        for part in self._parts:
+            step = BLOCK if rounds or converts else max(len(part), 1)
+            for start in range(0, len(part), step):
+                some = part[start : start + step]
+                classes = slice(first + start, first + start + len(some))
+                of_some = dlogits[:, classes].t()
+                total = torch.empty_like(some) if rounds else some
+                torch.addmm(some, of_some.to(dtype) if converts else of_some, rows, **how, out=total)
+                if rounds:
+                    self._result[classes].copy_(total)
+            first += len(part)

@@ -4,44 +4,15 @@ from ...cpu.lanes import spread
 from ...cpu.memory import load, store
 from ...cpu.operations import Operation, Place, Statistics
 from ...cpu.shares import share_tasks
-from ...cpu.sources import Memory, RowSource, SourceRow
+from ...cpu.sources import Memory
 from ...cpu.targets import ToMemory
 from ...cpu.walk import lanes_of, walk
 from ...io.rows import Rows, Source, Target
 from ...math.exponential import Unit, logarithm
 from ...math.online import MaxSum, accumulator
 from ...queue import Queue
+from ..scaled import Scaled
 from .row import Asked, SUMS, Terms, log_prob, of_token, terms_of
-
-
-@fieldwise_init
-struct _Scaled[dtype: DType, contiguous: Bool](RowSource, SourceRow):
-    """Logits in memory, multiplied by a number as they are read.
-
-    Parameters:
-        dtype: Their dtype.
-        contiguous: Whether it is known at compile time that `rows.inner` is 1.
-    """
-
-    comptime Row = _Scaled[Self.dtype, Self.contiguous]
-
-    var x: Memory[Self.dtype, Self.contiguous]
-    var factor: Scalar[accumulator[Self.dtype]()]
-
-    @inline(.always)
-    def row(self, outer: Int, inner: Int) -> Self.Row:
-        return {self.x.row(outer, inner), self.factor}
-
-    @inline(.always)
-    def load[
-        accum: DType, width: SIMDLength
-    ](self, i: Int, column: Int, count: Int) -> SIMD[accum, width]:
-        var values = self.x.load[accum, width](i, column, count)
-        return values * self.factor.cast[accum]()
-
-    @inline(.always)
-    def prefetch[count: Int, ahead: Int = 0](self, i: Int, column: Int):
-        self.x.prefetch[count, ahead](i, column)
 
 
 @fieldwise_init
@@ -113,7 +84,7 @@ def log_probs_on_cpu[
     comptime accum = accumulator[dtype]()
     comptime lanes = lanes_of[dtype, contiguous]
     var factor = asked.factor[accum]()
-    var source = _Scaled(Memory[dtype, contiguous](x, x, rows), factor)
+    var source = Scaled(Memory[dtype, contiguous](x, x, rows), factor)
     # Nothing is written there: operations write what there is one of for each row.
     var target = ToMemory[accum, contiguous](sums, rows)
     var pairs = Statistics[dtype, lanes](sums, SUMS, 1, x, rows)
@@ -266,7 +237,7 @@ def gradients_on_cpu[
     """Writes what `direct.token_log_probs_backward` does."""
     comptime accum = accumulator[dtype]()
     walk[contiguous](
-        _Scaled(Memory[dtype, contiguous](x, x, rows), asked.factor[accum]()),
+        Scaled(Memory[dtype, contiguous](x, x, rows), asked.factor[accum]()),
         _Gradient[dtype, lanes_of[dtype, contiguous]](
             dx,
             x,
