@@ -13,7 +13,7 @@ from contract import check
 from maxsoftmax import _native
 from maxsoftmax._commands import ahead, cli
 from maxsoftmax._native import build, load, machine, precompiled
-from maxsoftmax._native.description import BUNDLE, POINTERS, Library, Target
+from maxsoftmax._native.description import BUNDLE, WHOLE, Library, Target
 
 LIBRARY = Library("softmax", "float32", Target("cpu"), "naive")
 NAME = "softmax-float32-cpu-naive"
@@ -265,7 +265,7 @@ def test_without_a_choice_everything_is_compiled(capsys, folder):
     assert cli.main(["compile", "-o", str(folder / "out")]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}/out/all-float32-cpu.so: ")
     assert cli.main(["compile", "--device", "gpu", "--arch", "sm_90a", "-o", str(folder / "gpu")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(POINTERS)
+    assert len(capsys.readouterr().out.splitlines()) == len(WHOLE)
 
 
 def test_softmax_is_compiled_for_another_dtype(capsys, folder):

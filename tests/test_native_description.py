@@ -39,8 +39,9 @@ def test_a_bundle_has_all_that_is_for_a_cpu():
     for other in (bundle, SOFTMAX._replace(algorithm="naive"), SOFTMAX._replace(target=Target("gpu", "sm_90a"))):
         assert other.bundle() is None
     text = build.bundle.text()
-    assert [f'@export("maxsoftmax_run_{name}")' in text for name in description.POINTERS] == [True] * len(
-        description.POINTERS
-    )
+    assert {name for name in description.POINTERS if f'@export("maxsoftmax_run_{name}")' in text} == {
+        *description.WHOLE
+    }
+    assert Library("shard", "float32", CPU).bundle() is None
     assert "def run_cross_entropy(call: Int, stream: Int, p0: Int, p1: Int, p2: Int, p3: Int, scratch: Int)" in text
     assert str(bundle) == "every op of float32 for the CPU"

@@ -12,7 +12,7 @@ from maxsoftmax._native.description import Library, Target, library
 
 def test_many_libraries_are_built_together():
     gpu = [library(name, "float32", Target("gpu", "sm_90a")) for name in description.POINTERS]
-    every = [library(name, dtype, CPU) for dtype in ("float32", "float64") for name in description.POINTERS]
+    every = [library(name, dtype, CPU) for dtype in ("float32", "float64") for name in description.WHOLE]
     assert warm.together(gpu + every) == [*gpu, every[0].bundle(), every[-1].bundle()]
     assert warm.together(every[: warm.WORTH - 1]) == every[: warm.WORTH - 1]
     assert warm.together([]) == []

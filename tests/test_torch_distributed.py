@@ -4,6 +4,7 @@ All processes of a size are started once, compute all cases, and leave what they
 """
 
 import contextlib
+import datetime
 import doctest
 import math
 import os
@@ -23,7 +24,7 @@ modes = pytest.importorskip("torch.utils._python_dispatch")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 sharded_functions = pytest.importorskip("maxsoftmax.torch.distributed")
-from maxsoftmax.torch import exchange, sharded  # noqa: E402
+from maxsoftmax.torch import exchange, memory, sharded  # noqa: E402
 
 LENGTHS = {2: [(5, 3), (0, 9), (700, 1300)], 3: [(4, 0, 6), (3, 3, 3)], 4: [(7, 0, 1, 5)]}
 GATHERS = [name for name in ("all_gather_single", "all_gather_into_tensor", "all_gather") if hasattr(dist, name)]
@@ -167,7 +168,7 @@ def process(rank, world, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     found = {name: computed(case, rank) for name, case in all_cases(world).items()}
-    for extra in (again, rows, special, in_pieces, refused, nothing, in_lists, in_groups, compiled):
+    for extra in (again, rows, special, beside, refused, nothing, in_lists, in_groups, compiled):
         found[extra.__name__] = extra(rank, world)
     torch.save(found, f"{folder}/{rank}")
     dist.destroy_process_group()
@@ -222,27 +223,30 @@ def special(rank, world):
     return {name: y.detach() for name, y in found.items()}
 
 
-def in_pieces(rank, world):
-    """Returns the same results in one piece and in several, and the largest memory beside arguments and results."""
+def beside(rank, world):
+    """Returns the most memory that a call or its gradient takes beside arguments and results, and that of a shard."""
     x = normal(64, 128 * world, dtype=torch.bfloat16).detach()[:, 128 * rank : 128 * rank + 128].clone()
-    target = classes(64, n=128 * world)
-    found, largest = {}, {}
-    for name in ("softmax", "log_softmax", "cross_entropy"):
-        for memory in (16 << 20, 4 << 10):
-            before, sharded.MEMORY = sharded.MEMORY, {"cpu": memory}
-            leaf = x.clone().requires_grad_()
-            dy = torch.full(() if name == "cross_entropy" else x.shape, 0.5, dtype=x.dtype)
-            with Allocations() as made:
-                if name == "cross_entropy":
-                    y = sharded_functions.cross_entropy(leaf, target, label_smoothing=0.1)
-                else:
-                    y = getattr(sharded_functions, name)(leaf)
-                (dx,) = torch.autograd.grad(y, leaf, dy)
-            sharded.MEMORY = before
-            given = {t.untyped_storage().data_ptr() for t in (leaf, y, dx, dy)}
-            beside = [s.nbytes() for s in made.storages if s.data_ptr() not in given]
-            found[name, memory], largest[name, memory] = (y.detach(), dx), max(beside)
-    return {"found": found, "largest": largest, "shard": x.nbytes}
+    target, largest = classes(64, n=128 * world), {}
+    name = dist.group.WORLD.group_name
+
+    def softmax(log):
+        y = sharded.softmax(x, log, name)
+        return [x, y, sharded.softmax_backward(y, x, log, name)]
+
+    def logsumexp():
+        y, pairs = sharded.logsumexp(x, name)
+        return [x, y, sharded.logsumexp_backward(x, pairs, y)]
+
+    def cross_entropy():
+        y, pairs, own, total = sharded.cross_entropy(x, target, -100, 0.1, "mean", name, None)
+        return [x, y, sharded.cross_entropy_backward(x, pairs, own, y, total, 0.1, "mean")]
+
+    for function, *arguments in ((softmax, False), (softmax, True), (logsumexp,), (cross_entropy,)):
+        # Operators of torch hide from a mode what they do.
+        with Allocations() as made:
+            given = {t.untyped_storage().data_ptr() for t in function(*arguments)}
+        largest[function.__name__] = max(s.nbytes() for s in made.storages if s.data_ptr() not in given)
+    return {"largest": largest, "shard": x.nbytes}
 
 
 def refused(rank, world):
@@ -287,28 +291,46 @@ def in_lists(rank, world):
 
 
 def in_groups(rank, world):
-    """Returns the loss of each of two groups, if there are enough ranks."""
+    """Returns a loss and its gradient in two groups, each with rows of its own, and those of all rows on one process.
+
+    Ranks 0 and 2 have the classes of the first half of the rows, 1 and 3 those of the second; 0 and 1 have the same
+    classes, as have 2 and 3.
+    """
     if world < 4:
         return None
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    x = normal(4, 10, seed=rank % 2).detach()
-    lengths = (4, 6)
-    loss = sharded_functions.cross_entropy(x.split(lengths, 1)[rank // 2], classes(4, n=10), group=groups[rank % 2])
-    outside = failure(sharded_functions.softmax, x, group=groups[1 - rank % 2])
-    return loss, F.cross_entropy(x, classes(4, n=10)), outside
+    models, data = ([dist.new_group(ranks) for ranks in pairs] for pairs in ([(0, 2), (1, 3)], [(0, 1), (2, 3)]))
+    hidden, weight, target = normal(8, 5).detach(), normal(10, 5, seed=9).detach(), classes(8, n=10)
+    mine, part = slice(4 * (rank % 2), 4 * (rank % 2) + 4), weight.split((4, 6))[rank // 2].clone().requires_grad_()
+    group = models[rank % 2]
+    loss = sharded_functions.cross_entropy(hidden[mine] @ part.T, target[mine], group=group)
+    loss.backward()
+    for x in (loss.detach(), part.grad):
+        dist.all_reduce(x, group=data[rank // 2])
+    weight.requires_grad_()
+    want = F.cross_entropy(hidden @ weight.T, target)
+    want.backward()
+    outside = failure(sharded_functions.softmax, hidden, group=models[1 - rank % 2])
+    found = loss.detach() / 2, part.grad / 2, want.detach(), weight.grad.split((4, 6))[rank // 2]
+    return [*found, outside]
 
 
 def compiled(rank, world):
-    """Returns a loss and its gradient, compiled, and not, on two ranks."""
+    """Returns results and gradients, compiled as one graph, and not, on two ranks."""
     if world > 2:
         return None
-    x, target = normal(4, 6, seed=rank), torch.tensor([0, 5, 6, 11])
+    x, target, group = normal(4, 6, seed=rank), torch.tensor([0, 5, 6, 11]), dist.new_group([0, 1])
 
-    def loss(x):
-        return sharded_functions.cross_entropy(x * 2, target) * 3
+    def functions():
+        for name in ("softmax", "log_softmax", "logsumexp"):
+            yield lambda x, name=name: getattr(sharded_functions, name)(x * 2) * x.sum()
+        for options in ({}, {"group": group, "label_smoothing": 0.1}, {"lengths": [6, 6], "reduction": "none"}):
+            yield lambda x, options=options: sharded_functions.cross_entropy(x * 2, target, **options) * 3
 
-    results = [function(x) for function in (loss, torch.compile(loss, backend="eager"))]
-    return [(y.detach(), *torch.autograd.grad(y, x)) for y in results]
+    found = []
+    for function in functions():
+        results = [f(x) for f in (function, torch.compile(function, backend="aot_eager", fullgraph=True))]
+        found.append([(y.detach(), *torch.autograd.grad(y.sum(), x)) for y in results])
+    return found
 
 
 @pytest.fixture(scope="session", params=LENGTHS)
@@ -317,10 +339,8 @@ def ranks(request, tmp_path_factory):
     world, folder = request.param, tmp_path_factory.mktemp("ranks")
     # Their libraries are built before, not by processes that wait for each other.
     for dtype in ALLOWED:
-        x = torch.zeros(1, 2, 1, dtype=dtype)
-        sharded.max_sum(x)
-        sharded._distances(x)
-        sharded._probabilities(x, sharded.max_sum(x), x.new_ones(()), "sum")
+        for name in ("statistics", "shard", "shard_loss"):
+            memory.plan(name, torch.zeros(1, dtype=dtype), (1, 1, 1))
     torch.multiprocessing.spawn(process, (world, str(folder)), world)
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(world)]
 
@@ -396,7 +416,7 @@ def test_special_values(ranks):
         for name in ("softmax", "log_softmax"):
             mine = torch.cat([each[name] for each in found], -1)
             close(mine, getattr(torch, name)(x, -1), torch.float32)
-    alone = [sharded.max_sum(x[i : i + 1].float()) for i in range(len(x))]
+    alone = [sharded._pairs(x[i : i + 1].float()) for i in range(len(x))]
     sums = torch.stack([pair[0, 0] + pair[0, 1].log() for pair in alone])
     sums = torch.where(torch.isposinf(x).any(-1), math.inf, sums)
     sums[-3] = -math.inf
@@ -409,13 +429,11 @@ def test_special_values(ranks):
         close(found[0][f"loss {smoothing}"], loss, torch.float32)
 
 
-def test_pieces_change_nothing_but_memory(ranks):
+def test_nothing_else_is_of_the_size_of_a_shard(ranks):
     for each in ranks:
-        found, largest, shard = (each["in_pieces"][key] for key in ("found", "largest", "shard"))
-        for name in ("softmax", "log_softmax", "cross_entropy"):
-            for whole, some in zip(found[name, 16 << 20], found[name, 4 << 10], strict=True):
-                assert whole.equal(some), name
-            assert largest[name, 4 << 10] < shard, name
+        for name, most in each["beside"]["largest"].items():
+            # Numbers of rows, of all ranks.
+            assert 0 < most < each["beside"]["shard"] / 4, name
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(ranks):
@@ -452,19 +470,53 @@ def test_a_backend_may_gather_into_lists(ranks):
         assert calls == ["all_gather"]
 
 
-def test_groups_have_their_own_rows(ranks):
+def test_groups_of_classes_inside_groups_of_rows(ranks):
     for each in ranks:
         if each["in_groups"]:
-            mine, theirs, outside = each["in_groups"]
-            close(mine, theirs, torch.float32)
+            loss, gradient, want, wanted, outside = each["in_groups"]
+            close(loss, want, torch.float32)
+            close(gradient, wanted, torch.float32)
             assert outside == ("ValueError", "group does not have this process among its ranks")
 
 
-def test_compiled(ranks):
+def test_compiled_without_a_break(ranks):
     for each in ranks:
-        if each["compiled"]:
-            plain, compiled = each["compiled"]
+        for plain, compiled in each["compiled"] or []:
             assert all(a.equal(b) for a, b in zip(plain, compiled, strict=True))
+
+
+def failing(rank, folder):
+    """Keeps what ranks fail with that send different numbers of bytes, and then what is left of them when one dies."""
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=timeout)
+    target = torch.zeros(2 + rank, dtype=torch.int64)
+    found = [
+        failure(sharded_functions.softmax, torch.zeros(2 + rank, 3)),
+        failure(sharded_functions.cross_entropy, torch.zeros(2 + rank, 3), target),
+        failure(
+            sharded_functions.cross_entropy, torch.zeros(2, 3, dtype=[torch.float32, torch.float64][rank]), target[:2]
+        ),
+        failure(sharded_functions.softmax, torch.zeros(2, 3)),
+    ]
+    torch.save(found, f"{folder}/{rank}")
+    if rank:
+        os._exit(0)
+    torch.save(failure(sharded_functions.softmax, torch.zeros(2, 3)), f"{folder}/alone")
+    os._exit(0)
+
+
+def test_what_the_group_itself_refuses(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    torch.multiprocessing.spawn(failing, (str(tmp_path),), 2)
+    for rank in range(2):
+        *different, same = torch.load(tmp_path / str(rank), weights_only=False)
+        for error, text in different:
+            assert error == "RuntimeError"
+            assert "shape" in text
+        assert same is None
+    # Nobody waits for who has gone.
+    assert torch.load(tmp_path / "alone", weights_only=False)[0] == "RuntimeError"
 
 
 @pytest.mark.parametrize(

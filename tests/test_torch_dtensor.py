@@ -7,7 +7,7 @@ dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 tensors = pytest.importorskip("torch.distributed.tensor")
-from maxsoftmax.torch import sharded  # noqa: E402
+from maxsoftmax.torch import memory  # noqa: E402
 
 ROWS, N = 6, 13
 MESHES = {2: (2,), 4: (2, 2)}
@@ -76,9 +76,9 @@ def loss(mesh, placements, reduction, smoothing):
 
 
 def compiled(mesh, placements):
-    """Compares a compiled loss, in which the call is a break of the graph."""
+    """Compares a loss that is compiled as one graph."""
     x, leaf = leaves(mesh, placements)
-    y = torch.compile(lambda x: ours.cross_entropy(x * 2, TARGET) * 3, backend="eager")(x)
+    y = torch.compile(lambda x: ours.cross_entropy(x * 2, TARGET) * 3, backend="aot_eager", fullgraph=True)(x)
     want = F.cross_entropy(leaf * 2, TARGET) * 3
     y.backward()
     want.backward()
@@ -104,5 +104,6 @@ def test_results_and_gradients_are_those_of_one_process(world, tmp_path):
     for name in ("softmax", "log_softmax"):
         getattr(ours, name)(x, -1).sum().backward()
     ours.cross_entropy(x, TARGET).backward()
-    sharded.max_sum(LOGITS)
+    for name in ("statistics", "shard", "shard_loss"):
+        memory.plan(name, LOGITS, (1, 1, 1))
     torch.multiprocessing.spawn(process, (world, str(tmp_path)), world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from maxsoftmax._graph.extension import NATIVE, CompilerError, source
-from maxsoftmax._native.description import BUNDLE, POINTERS, XLA
+from maxsoftmax._native.description import BUNDLE, POINTERS, WHOLE, XLA
 
 WORTH = 4
 """How many libraries take as long as all of them together."""
@@ -20,11 +20,11 @@ def text() -> str:
     parts = []
     imports = ["from maxsoftmax_native.border import Pointers, count, open, run"]
     imports.append("from maxsoftmax_native.xla import handle")
-    for name, count in POINTERS.items():
+    for name in WHOLE:
         op = _op(name)
         imports.append(f"from maxsoftmax_native.{name} import {op}")
         # The last of the pointers is scratch memory.
-        pointers = [f"p{i}" for i in range(count - 1)]
+        pointers = [f"p{i}" for i in range(POINTERS[name] - 1)]
         parts.append(_FUNCTIONS.format(name=name, op=op, taken=": Int, ".join(pointers), given=", ".join(pointers)))
         if name in XLA:
             parts.append(_HANDLER.format(name=name, op=op))

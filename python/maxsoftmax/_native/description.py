@@ -23,18 +23,23 @@ POINTERS = {
     "token_log_probs_backward": 7,
     "kl_divergence": 5,
     "kl_divergence_backward": 6,
+    "shard": 5,
+    "shard_loss": 6,
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
+WHOLE = tuple(name for name in POINTERS if name not in ("shard", "shard_loss"))
+"""Those of whole rows: the others are built for who splits rows, and nobody else."""
+
 XLA = tuple(
     name
-    for name in POINTERS
+    for name in WHOLE
     if name not in ("softmax_forms", "cross_entropy_gradient", "kl_divergence", "kl_divergence_backward")
 )
 """Those that XLA may call."""
 
 BUNDLE = "all"
-"""The name of the library of all of them."""
+"""The name of the library of all of `WHOLE`."""
 
 OPS = {
     "softmax": ("softmax", "softmax_forms"),
@@ -52,6 +57,7 @@ OPS = {
     "linear_cross_entropy": ("token_log_probs", "cross_entropy_backward", "cross_entropy_gradient"),
     "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
     "kl_divergence": ("kl_divergence", "kl_divergence_backward"),
+    "sharded": ("statistics", "shard", "shard_loss"),
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""
 
@@ -106,7 +112,7 @@ class Library(NamedTuple):
 
     def bundle(self) -> Library | None:
         """Returns the library that has this one's functions among others, if there is such a one."""
-        special = self.name == BUNDLE or self.algorithm != "auto" or self.out_dtype
+        special = self.name not in WHOLE or self.algorithm != "auto" or self.out_dtype
         alone = special or self.target.kind != "cpu"
         return None if alone else Library(BUNDLE, self.dtype, self.target)
 

@@ -10,7 +10,7 @@ from maxsoftmax._arguments import OUT, dtype_name
 from maxsoftmax._graph.extension import stop_compilers
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
-from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, Library, library
+from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, WHOLE, Library, library
 from maxsoftmax._warnings import for_threads
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _make(wanted: Library) -> None:
 
 
 def libraries(ops: Iterable[str] | None, out_dtype: str | None = None) -> list[str]:
-    """Returns the libraries that functions call, each once; all of them for None.
+    """Returns the libraries that functions call, each once; for None those of whole rows.
 
     Args:
         ops: Names of functions.
@@ -92,7 +92,7 @@ def libraries(ops: Iterable[str] | None, out_dtype: str | None = None) -> list[s
         _several("out_dtype", [out_dtype], OUT)
         allowed = CONVERTING
     if ops is None:
-        return list(allowed)
+        return [name for name in allowed if name in WHOLE]
     names = list(dict.fromkeys(name for op in _several("ops", ops, OPS) for name in OPS[op]))
     for name in names:
         if name not in allowed:

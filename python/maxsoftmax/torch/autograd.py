@@ -6,7 +6,6 @@ Each function takes the shortest of three ways: to the kernel, if nobody wants a
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,10 @@ def _is_dtensor(x: torch.Tensor) -> bool:
 
 def _dtensors() -> Any:
     """Returns the functions for such tensors, which are made of those here."""
-    return importlib.import_module("maxsoftmax.torch.dtensor")
+    # As a statement, which torch.compile follows.
+    from maxsoftmax.torch import dtensor
+
+    return dtensor
 
 
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -21,30 +21,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction
 from maxsoftmax._types import Reduction
-from maxsoftmax.torch import sharded
+from maxsoftmax.torch import sharded_operators
 from maxsoftmax.torch.arguments import check_target, check_tensor, dimension
-from maxsoftmax.torch.exchange import Group, found_group
+from maxsoftmax.torch.exchange import Place, place_in
 from maxsoftmax.torch.memory import PLAIN
 from maxsoftmax.torch.modes import autocast
 
 __all__ = ["cross_entropy", "log_softmax", "logsumexp", "softmax"]
 
-Call = TypeVar("Call", bound=Callable[..., torch.Tensor])
 
-
-def _not_compiled(function: Call) -> Call:
-    """Returns a function that torch.compile calls as it is."""
-    plain: Call = torch._disable_dynamo(function)
-    return plain
-
-
-@_not_compiled
 def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
     """Returns this rank's shard of softmax of whole rows.
 
@@ -69,10 +60,9 @@ def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tens
         >>> maxsoftmax.torch.distributed.softmax(shard)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _along(sharded.Softmax, shard, dim, group)
+    return _along(shard, dim, group, lambda x, name: sharded_operators.softmax(x, False, name))
 
 
-@_not_compiled
 def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
     """Returns this rank's shard of the logarithm of softmax of whole rows.
 
@@ -96,10 +86,9 @@ def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.
         >>> maxsoftmax.torch.distributed.log_softmax(shard)[0]
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
-    return _along(sharded.LogSoftmax, shard, dim, group)
+    return _along(shard, dim, group, lambda x, name: sharded_operators.softmax(x, True, name))
 
 
-@_not_compiled
 def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
     """Returns ln Σ exp of whole rows, the same on all ranks.
 
@@ -124,10 +113,9 @@ def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Te
         >>> maxsoftmax.torch.distributed.logsumexp(shard)
         tensor([1.3863, 1.3863])
     """
-    return _along(sharded.LogSumExp, shard, dim, group)
+    return _along(shard, dim, group, sharded_operators.logsumexp)
 
 
-@_not_compiled
 def cross_entropy(
     shard: torch.Tensor,
     target: torch.Tensor,
@@ -178,20 +166,18 @@ def cross_entropy(
     if target.dtype is torch.uint8:
         target = target.long()
     check_target(target, shard)
-    options = sharded.Options(
-        check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
-    )
-    found = found_group(group)
-    place = 0 if shard.ndim == 1 else 1
-    known = None if lengths is None else _checked_lengths(lengths, shard.shape[place], found)
+    choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
+    found = place_in(group)
+    known = None if lengths is None else _checked_lengths(lengths, shard.shape[0 if shard.ndim == 1 else 1], found)
     if shard.ndim > 1:
-        loss: torch.Tensor = sharded.CrossEntropy.apply(shard, target, options, found, known)
-        return loss
-    loss = sharded.CrossEntropy.apply(shard.unsqueeze(0), target.unsqueeze(0), options, found, known)
+        return sharded_operators.cross_entropy(shard, target, *choices, found.name, known)
+    loss = sharded_operators.cross_entropy(shard.unsqueeze(0), target.unsqueeze(0), *choices, found.name, known)
     return loss.reshape(())
 
 
-def _along(function: Any, shard: torch.Tensor, dim: Any, group: Any) -> torch.Tensor:
+def _along(
+    shard: torch.Tensor, dim: Any, group: Any, function: Callable[[torch.Tensor, str], torch.Tensor]
+) -> torch.Tensor:
     """Returns what a function makes of a shard whose classes are along any dimension."""
     _check(shard)
     if not shard.ndim:
@@ -199,9 +185,9 @@ def _along(function: Any, shard: torch.Tensor, dim: Any, group: Any) -> torch.Te
     if dim is None:
         raise TypeError("dim must be an integer, not None")
     place = dimension(shard, dim)
-    shard, found = autocast(shard), found_group(group)
+    shard, name = autocast(shard), place_in(group).name
     x = shard.movedim(place, 1) if shard.ndim > 1 else shard.unsqueeze(0)
-    y: torch.Tensor = function.apply(x, found)
+    y = function(x, name)
     if y.ndim < x.ndim:
         return y if shard.ndim > 1 else y.squeeze(0)
     return y.movedim(1, place) if shard.ndim > 1 else y.squeeze(0)
@@ -218,7 +204,7 @@ def _check(shard: Any) -> None:
         raise TypeError(f"shard is a {type(shard).__name__}, but it has to be a plain tensor, such as its local shard")
 
 
-def _checked_lengths(lengths: Any, n: int, group: Group) -> tuple[int, ...]:
+def _checked_lengths(lengths: Any, n: int, group: Place) -> tuple[int, ...]:
     """Returns the lengths of all shards.
 
     Raises:

@@ -16,7 +16,6 @@ from maxsoftmax._types import Reduction
 from maxsoftmax.torch import autograd, distributed
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def along(name: str, x: Any, dim: int) -> Any:
     """Returns softmax or its logarithm along a dimension, from 0, as a DTensor of the same placements.
 
@@ -32,7 +31,6 @@ def along(name: str, x: Any, dim: int) -> Any:
     return _made(y, x, x.placements, x.shape)
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def cross_entropy(x: Any, target: Any, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Any:
     """Returns the loss of logits and classes, as a DTensor: replicated, or for "none" split as rows are.
 
@@ -92,16 +90,26 @@ def _whole_terms(x: Any, dim: int) -> tuple[Any, int | None]:
     if any(placement.is_partial() for placement in x.placements):
         whole = [tensors.Replicate() if placement.is_partial() else placement for placement in x.placements]
         x = x.redistribute(x.device_mesh, whole)
-    split = [i for i, placement in enumerate(x.placements) if placement.is_shard() and placement.dim % x.ndim == dim]
+    return x, _split(x.placements, x.ndim, dim)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _split(placements: Any, rank: int, dim: int) -> int | None:
+    """Returns which dimension of a mesh splits `dim`, if one does.
+
+    Raises:
+        ValueError: If several do, or one in a way of its own.
+    """
+    split = [i for i, placement in enumerate(placements) if placement.is_shard() and placement.dim % rank == dim]
     if len(split) > 1:
         raise ValueError(
             f"x has dimension {dim} split by dimensions {split} of its mesh, but it has to be one: redistribute it, or "
             "flatten the mesh"
         )
-    strange = [placement for placement in x.placements if type(placement) not in (tensors.Shard, tensors.Replicate)]
+    strange = [placement for placement in placements if type(placement) not in (tensors.Shard, tensors.Replicate)]
     if strange:
         raise ValueError(f"x has the placement {strange[0]}, but each has to be Shard, Replicate or Partial")
-    return x, split[0] if split else None
+    return split[0] if split else None
 
 
 def _of_rows(placement: Any, place: int) -> Any:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 
-HEADER = 3
-"""Integers of 64 bits that a rank sends beside numbers of rows: its shard's length and start, and what was chosen."""
+HEADER = 4
+"""Integers of 64 bits that a rank sends before the numbers of rows of a loss: its shard's length, its first class, how
+many classes there are in all, and what was chosen."""
 
 IN_LISTS = {"mpi"}
 """The backends that gather into a list of tensors only."""
 
-_starts: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
-"""Where this rank's shard begins, by its length, as each group said last."""
+_shards: WeakKeyDictionary[Any, dict[int, tuple[int, int]]] = WeakKeyDictionary()
+"""Where this rank's shard begins and how many classes there are, by the shard's length, as each group said last."""
 
 
 class Group(NamedTuple):
@@ -29,19 +30,17 @@ class Group(NamedTuple):
     rank: int
 
 
-class Numbers(NamedTuple):
-    """What all ranks know of all rows."""
+class Place(NamedTuple):
+    """The same, of constants only."""
 
-    rows: torch.Tensor
-    """The numbers: (ranks, numbers a row, rows)."""
-    lengths: Sequence[int]
-    """Classes of each rank's shard."""
-    start: int
-    """Classes before this rank's shard."""
+    name: str
+    size: int
+    rank: int
 
 
-def found_group(group: Any) -> Group:
-    """Returns a group that this process is in; None is all processes.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def place_in(group: Any) -> Place:
+    """Returns where this process is in a group; None is all processes. torch.compile asks once.
 
     Raises:
         RuntimeError: If there is no group.
@@ -52,83 +51,83 @@ def found_group(group: Any) -> Group:
     rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("group does not have this process among its ranks")
-    return Group(dist.group.WORLD if group is None else group, dist.get_world_size(group), rank)
+    found = dist.group.WORLD if group is None else group
+    return Place(found.group_name, dist.get_world_size(group), rank)
+
+
+def found_group(name: str) -> Group:
+    """Returns the group of a name, which this process is in."""
+    group = _resolve_process_group(name)
+    return Group(group, dist.get_world_size(group), dist.get_rank(group))
 
 
 def gathered(mine: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the tensors of all ranks, which have one shape: (ranks, …)."""
+    """Returns the tensors of all ranks, which have one shape and lie in one piece: (ranks, …)."""
     every = mine.new_empty((group.size, *mine.shape))
     if dist.get_backend(group.group) in IN_LISTS:
-        dist.all_gather(list(every.unbind()), mine.contiguous(), group=group.group)
+        dist.all_gather(list(every.unbind()), mine, group=group.group)
     else:
         # What torch calls it depends on its version.
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(every.flatten(), mine.contiguous().flatten(), group=group.group)
+        gather(every.flatten(), mine.flatten(), group=group.group)
     return every
 
 
-def in_order(terms: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over the first dimension, from the first term to the last: the same bits wherever a row is."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+class Messages(NamedTuple):
+    """What all ranks sent of the losses of some rows."""
+
+    every: torch.Tensor
+    """(ranks, numbers), of each rank a header, the pairs of all rows, and the terms of their losses."""
+    classes: int
+    """How many there are in all."""
 
 
-class Sender:
-    """A rank's numbers, with the length of its shard: from the lengths of all, each rank finds where its own begins.
+def exchanged(  # noqa: PLR0917
+    message: torch.Tensor,
+    fill: Callable[[int, int, int], None],
+    length: int,
+    group: Group,
+    lengths: Sequence[int] | None,
+    chosen: Any,
+) -> Messages:
+    """Gathers what ranks send of losses.
 
-    A rank has to know that before it can send its target's logit. It takes what the group said last, at first that all
-    shards are as long as its own. If that was wrong for any rank, all ranks see it, and gather once more.
+    A rank has to know where its shard begins, and of how many classes rows are, before it can compute its terms. It
+    takes what the group said last, at first that all shards are as long as its own. If that was wrong for any rank,
+    all ranks see it, and gather once more.
+
+    Args:
+        message: Where this rank's is, of the dtype of its numbers.
+        fill: Computes it, given the shard's first class, how many classes there are, and what was chosen, as a number.
+        length: The classes of this rank's shard.
+        group: The ranks.
+        lengths: The classes of each, if the caller knows them.
+        chosen: What has to be the same on all ranks.
+
+    Raises:
+        ValueError: On all ranks, if they have chosen differently.
     """
-
-    def __init__(  # noqa: PLR0917
-        self, like: torch.Tensor, length: int, numbers: int, group: Group, lengths: Any, chosen: Any
-    ) -> None:
-        """Makes room for numbers of the dtype and shape of `like`, one for each row."""
-        words = HEADER * 8 // like.element_size()
-        self.group, self.length, self.lengths = group, length, lengths
-        self._memory = like.new_empty(words + numbers * like.numel())
-        self._header = self._memory[:words].view(torch.int64)
-        self._chosen = zlib.crc32(repr((lengths, chosen)).encode())
-        self._known = _starts.setdefault(group.group, {})
-        self.rows = self._memory[words:].view(numbers, *like.shape)
-        """This rank's numbers."""
-        self.start = self._known.get(length, length * group.rank) if lengths is None else sum(lengths[: group.rank])
-        """Where its shard is thought to begin."""
-
-    def exchange(self) -> Numbers | None:
-        """Gathers the numbers of all ranks.
-
-        Returns:
-            None if a rank's shard begins elsewhere than it thought: then `start` is right, and to be tried again.
-
-        Raises:
-            ValueError: On all ranks, if they have chosen differently.
-        """
-        for place, number in enumerate((self.length, self.start, self._chosen)):
-            self._header[place].fill_(number)
-        every = gathered(self._memory, self.group)
-        words = len(self._memory) - self.rows.numel()
-        rows = every[:, words:].view(self.group.size, *self.rows.shape)
-        if self.lengths is not None and every.device.type != "cpu":
+    known = _shards.setdefault(group.group, {})
+    if lengths is None:
+        mine = known.get(length, (length * group.rank, length * group.size))
+    else:
+        mine = sum(lengths[: group.rank]), sum(lengths)
+    checksum = zlib.crc32(repr((lengths, chosen)).encode())
+    words = HEADER * 8 // message.element_size()
+    while True:
+        fill(*mine, checksum)
+        every = gathered(message, group)
+        if lengths is not None and message.device.type != "cpu":
             # The host does not wait to read what it was told.
-            return Numbers(rows, self.lengths, self.start)
+            return Messages(every, mine[1])
         headers = every[:, :words].contiguous().view(torch.int64).tolist()
-        lengths, starts, chosen = zip(*headers, strict=True)
-        if len(set(chosen)) > 1:
+        found, starts, totals, checksums = zip(*headers, strict=True)
+        if len(set(checksums)) > 1:
             raise ValueError(
                 "the ranks of the group call this with different dtypes, lengths, ignore_index, label_smoothing or "
                 "reduction: all of them have to be the same"
             )
-        right = tuple(sum(lengths[:rank]) for rank in range(self.group.size))
-        self.start = self._known[self.length] = right[self.group.rank]
-        return Numbers(rows, lengths, self.start) if starts == right else None
-
-
-def merged(m: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pair (m, d) of each row from those of its shards, (ranks, …), merged in the order of the ranks."""
-    m, d = m.double(), d.double()
-    top = m.amax(0)
-    total = in_order(torch.where(m == top, d, d * (m - top).exp()))
-    return top, total.masked_fill(top == math.inf, math.nan)
+        right = [(sum(found[:rank]), sum(found)) for rank in range(group.size)]
+        mine = known[length] = right[group.rank]
+        if list(zip(starts, totals, strict=True)) == right:
+            return Messages(every, mine[1])

@@ -97,7 +97,7 @@ def run(planned: tuple[Any, ...], *pointers: int) -> Any:
 
 def dense(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Returns a tensor as the kernels take it, a copy only where it must be one, and the order of its dimensions."""
-    x = _materialized(x)
+    x = materialized(x)
     dims = layouts.order(x.shape, x.stride())
     if dims is None:
         # Its dimensions keep their order.
@@ -109,13 +109,13 @@ def dense(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
 
 def placed(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Returns a tensor that lies in memory as one of these strides, a copy only where it must be one."""
-    x = _materialized(x)
+    x = materialized(x)
     if layouts.lie_alike(x.shape, x.stride(), strides):
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _materialized(x: torch.Tensor) -> torch.Tensor:
+def materialized(x: torch.Tensor) -> torch.Tensor:
     """Returns a tensor whose memory has its elements, where torch had put off a sign or zeros."""
     if x.is_neg():
         return x.resolve_neg()

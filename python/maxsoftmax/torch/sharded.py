@@ -1,299 +1,182 @@
-"""Softmax, its relatives and cross entropy of a shard of rows, with gradients.
+"""Softmax, its relatives and cross entropy of a shard of rows, and their gradients, by the kernels.
 
 Logits are (rows, n, …), with the shard's n classes along dimension 1, and what there is one of for each row is
-(rows, …). Pairs (m, d) of whole rows are merged from those of all shards. A kernel makes gradients of losses from
-logits and such pairs; without a target these are probabilities, so that the second pass of softmax is one read and one
-write.
+(rows, …). Each step is a call of a library: `shard`, or for losses `shard_loss`. Between them ranks exchange numbers of
+rows, and the kernels merge what all sent.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from maxsoftmax import _native
-from maxsoftmax.torch import direct_losses, layouts, memory
-from maxsoftmax.torch.direct_losses import TargetError, wide
-from maxsoftmax.torch.exchange import Group, Numbers, Sender, gathered, in_order, merged
+from maxsoftmax._native.description import POINTERS
+from maxsoftmax.torch import layouts, memory
+from maxsoftmax.torch.direct_losses import REDUCTIONS, TargetError, wide
+from maxsoftmax.torch.exchange import HEADER, exchanged, found_group, gathered
 
 IGNORED, WRONG = -1, -2
 """What a row's class is among those of a shard, if the row does not count, or its target is no class."""
 
-MEMORY = {"cpu": 16 << 20, "cuda": 128 << 20}
-"""Bytes of accumulators that a piece of a shard has, where torch's own functions compute it."""
+OF_RESULTS = 2
+"""What is added to the number of a second pass, 0 for probabilities and 1 for logarithms, where it is a gradient."""
+
+SUMS = 4
+"""What is added to the same number, where it is sums for gradients."""
+
+PAIRS = 6
+"""The step that merges pairs."""
+
+TARGETS, TERMS, LOSSES, GRADIENT = range(4)
+"""The steps of a loss."""
 
 _plans = memory.table()
 
 
-class Options(NamedTuple):
-    """What a caller chose of a loss, checked."""
-
-    ignore_index: int
-    label_smoothing: float
-    reduction: str
+def laid(x: torch.Tensor) -> torch.Tensor:
+    """Returns a shard as the kernels take it on all ranks: without gaps, its rows in their order."""
+    return memory.materialized(x if is_laid(x) else x.contiguous())
 
 
-def max_sum(x: torch.Tensor) -> torch.Tensor:
-    """Returns the pairs (m, d) of the rows of a shard, (…, 2); (-inf, 0) without classes."""
+def is_laid(x: torch.Tensor) -> bool:
+    """Returns whether a shard lies so."""
     if not x.numel():
-        pairs = x.new_zeros((x.shape[0], *x.shape[2:], 2), dtype=wide(x.dtype))
-        pairs[..., 0] = -math.inf
-        return pairs
-    x, dims = memory.dense(x)
-    key = (x.shape, x.stride(), x.dtype, x.device)
-    planned = _plans.get(key)
-    if planned is None:
-        planned = memory.plan("statistics", x, layouts.rows(x.shape, dims, 1), (0,))
-        memory.remember(_plans, key, planned)
-    pairs = direct_losses.empty_losses(x, "mean")[1]
-    error = memory.run(planned, pairs.data_ptr(), x.data_ptr())
-    if error:
-        _native.fail(error)
+        # Strides of nothing may be anything.
+        return True
+    dims = layouts.order(x.shape, x.stride())
+    rows = [dim for dim in dims or [] if dim != 1 and x.shape[dim] != 1]
+    return dims is not None and rows == sorted(rows)
+
+
+def softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+    """Returns a shard of softmax of whole rows, or of its logarithm."""
+    x = laid(x)
+    return _second(x, int(log), x, gathered(_pairs(x), found_group(name)))
+
+
+def softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+    """Returns the gradient of logits, given a shard of results and its gradient."""
+    y = laid(y)
+    dy = memory.placed(dy, y.stride())
+    sums = _by_row(y, wide(y.dtype))
+    _run("shard", y, (SUMS + int(log),), sums, y, dy)
+    return _second(y, OF_RESULTS + int(log), dy, gathered(sums, found_group(name)))
+
+
+def logsumexp(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns ln Σ exp of whole rows, and their pairs."""
+    x = laid(x)
+    every = gathered(_pairs(x), found_group(name))
+    sums, pairs = _by_row(x, x.dtype), torch.empty_like(every[0])
+    _run("shard", x, (PAIRS, len(every)), sums, pairs, every)
+    return sums, pairs
+
+
+def logsumexp_backward(x: torch.Tensor, pairs: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Returns p · dy of a shard: the gradient of a loss whose targets are all in others."""
+    own = torch.full_like(dy, x.shape[1], dtype=torch.int64, memory_format=torch.contiguous_format)
+    return cross_entropy_backward(x, pairs, own, dy, 0, 0.0, "none")
+
+
+def cross_entropy(  # noqa: PLR0917
+    x: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    name: str,
+    lengths: Sequence[int] | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Returns the loss, and what its gradient needs.
+
+    Returns:
+        The loss; the pairs of whole rows, and behind them how many rows count; the shard's own targets; and how many
+        classes there are in all.
+
+    Raises:
+        TargetError: On all ranks, if on a CPU a target is neither a class nor ignored.
+    """
+    x, target = laid(x), target.contiguous()
+    rows, kind = target.numel(), wide(x.dtype)
+    is_wide, smoothed = int(target.dtype is torch.int64), _native.bits(label_smoothing)
+    header = HEADER * 8 // kind.itemsize
+    # Headers are integers of 64 bits, on all ranks at even places.
+    message = x.new_empty(header + 3 * rows + rows % 2, dtype=kind)
+    pairs, terms = message[header : header + 2 * rows], message[header + 2 * rows :]
+    own = torch.empty_like(target, dtype=torch.int64)
+
+    def fill(start: int, classes: int, chosen: int) -> None:
+        told = (ignore_index, 0, 0, is_wide, 0, TARGETS, classes, start, chosen)
+        _run("shard_loss", x, told, own, message, target)
+        _run("shard_loss", x, (IGNORED, smoothed, 0, 1, 0, TERMS, classes), terms, pairs, x, own)
+
+    chosen = str(x.dtype), ignore_index, label_smoothing, reduction
+    group = found_group(name)
+    found = exchanged(message, fill, x.shape[1], group, lengths, chosen)
+    if x.device.type == "cpu":
+        _check(target, own == WRONG, found.classes, ignore_index)
+    loss = x.new_empty(target.shape if reduction == "none" else ())
+    whole = x.new_empty(2 * rows + 1, dtype=kind)
+    told = (ignore_index, smoothed, REDUCTIONS[reduction], is_wide, 1, LOSSES, 0, group.size, len(message))
+    _run("shard_loss", x, told, loss, whole, found.every, target)
+    return loss, whole, own, found.classes
+
+
+def cross_entropy_backward(  # noqa: PLR0917
+    x: torch.Tensor,
+    pairs: torch.Tensor,
+    own: torch.Tensor,
+    dloss: torch.Tensor,
+    classes: int,
+    label_smoothing: float,
+    reduction: str,
+) -> torch.Tensor:
+    """Returns (p - wanted) · dloss of a shard, over the number of rows that count if the loss is a mean."""
+    x, dloss = laid(x), dloss.contiguous()
+    dx = memory.fresh_like(x)
+    if x.numel():
+        smoothed, counted = _native.bits(label_smoothing), int(reduction == "mean")
+        told = (IGNORED, smoothed, REDUCTIONS[reduction], 1, counted, GRADIENT, classes)
+        _run("shard_loss", x, told, dx, x, pairs, own, dloss)
+    return dx
+
+
+def _pairs(x: torch.Tensor) -> torch.Tensor:
+    """Returns the pairs (m, d) of the rows of a shard, (…, 2); (-inf, 0) without classes."""
+    pairs = x.new_empty((x.shape[0], *x.shape[2:], 2), dtype=wide(x.dtype))
+    _run("statistics", x, (0,), pairs, x)
     return pairs
 
 
-def _longest(x: torch.Tensor) -> int:
-    """Returns the longest dimension of the rows of a shard."""
-    return max((dim for dim in range(x.ndim) if dim != 1), key=lambda dim: x.shape[dim])
+def _second(x: torch.Tensor, what: int, other: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Returns what elements of a shard turn into, given what all ranks sent of rows."""
+    y = memory.fresh_like(x)
+    if x.numel():
+        _run("shard", x, (what, len(numbers)), y, x, other, numbers)
+    return y
 
 
-def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Returns a shard, and tensors of as many rows, in pieces of whole rows, along the longest dimension of rows."""
-    x = tensors[0]
-    dim = _longest(x)
-    count = math.ceil(x.numel() * wide(x.dtype).itemsize / MEMORY[x.device.type])
-    step = math.ceil(x.shape[dim] / max(count, 1))
-    return zip(*(t.split(max(step, 1), dim) for t in tensors), strict=True)
+def _by_row(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns an uninitialized tensor of one number a row."""
+    return x.new_empty((x.shape[0], *x.shape[2:]), dtype=dtype)
 
 
-def _distances(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pairs of the rows of a shard, and Σ (m - x) of each, in the dtype of pairs.
-
-    The loss that is spread evenly over all classes is the mean of m - x and ln d. A loss has the dtype of its logits,
-    so those of 16 bits are converted.
-    """
-    if not x.numel():
-        pairs = max_sum(x)
-        return pairs, pairs[..., 1].clone()
-    pieces = [(x,)] if x.dtype is wide(x.dtype) else _pieces(x)
-    losses, pairs = [], []
-    for (piece,) in pieces:
-        target = torch.zeros(piece.shape[:1] + piece.shape[2:], dtype=torch.int64, device=x.device)
-        loss, pair = direct_losses.cross_entropy(piece.to(wide(x.dtype)), target, IGNORED, 1.0, "none")
-        losses.append(loss)
-        pairs.append(pair)
-    dim = max(_longest(x) - 1, 0)
-    loss, both = torch.cat(losses, dim), torch.cat(pairs, dim)
-    m, d = both.unbind(-1)
-    return both, ((loss - d.log()) * x.shape[1]).masked_fill(m == -math.inf, math.inf)
-
-
-def _whole(x: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pairs of whole rows, by one collective: m and d, in float64."""
-    every = gathered(max_sum(x), group)
-    return merged(every[..., 0], every[..., 1])
-
-
-def _pairs(m: torch.Tensor, d: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Returns pairs as the kernels take them."""
-    return torch.stack((m, d), -1).to(wide(x.dtype))
-
-
-def _gradient(  # noqa: PLR0917
-    x: torch.Tensor,
-    pairs: torch.Tensor,
-    place: torch.Tensor,
-    is_here: torch.Tensor,
-    dloss: torch.Tensor,
-    even: float,
-    rest: float,
-    reduction: str,
-) -> torch.Tensor:
-    """Returns (p - even - rest where the target is) · dloss, over the number of rows that count if that is a mean.
-
-    Args:
-        x: Logits of the shard.
-        pairs: The pairs of whole rows.
-        place: The class of each row among those of the shard: any if it is elsewhere, or `IGNORED` or `WRONG`.
-        is_here: Whether the class is in the shard.
-        dloss: The gradient of each row's loss, or of all.
-        even: The share of the target that every class has.
-        rest: What the target has beside.
-        reduction: What became of the losses.
-    """
-    if not x.numel():
-        return torch.empty_like(x)
-    # The kernel takes the rest for 1 less all even shares, which are those of the shard, and knows no class elsewhere:
-    # one element a row is computed here.
-    choices = IGNORED, min(even * x.shape[1], 1.0), reduction
-    dx = direct_losses.cross_entropy_backward(x, place, pairs, dloss, *choices)
-    index = place.clamp(min=0).unsqueeze(1)
-    m, d = pairs.double().unbind(-1)
-    p = (x.gather(1, index).squeeze(1).double() - m).exp() / d
-    scale = dloss.double()
-    if reduction == "mean":
-        scale = scale / (place != IGNORED).sum()
-    exact = (p - even - rest * is_here.double()) * scale
-    exact = exact.masked_fill(place == WRONG, math.nan).masked_fill(place == IGNORED, 0)
-    return dx.scatter_(1, index, exact.to(x.dtype).unsqueeze(1))
-
-
-def _probabilities(x: torch.Tensor, pairs: torch.Tensor, dloss: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Returns p · dloss, with one `dloss` a row or one for all."""
-    place = torch.zeros(pairs.shape[:-1], dtype=torch.int64, device=x.device)
-    return _gradient(x, pairs, place, torch.zeros_like(place, dtype=torch.bool), dloss, 0.0, 0.0, reduction)
-
-
-def _sums(terms: Iterator[torch.Tensor], x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the sums over whole rows, given those of the pieces of a shard, by one collective: (rows, 1, …)."""
-    return in_order(gathered(torch.cat(list(terms), _longest(x)), group))
-
-
-class Softmax(torch.autograd.Function):  # type: ignore[misc]
-    """Softmax of a shard, with a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        """Keeps its result."""
-        y = _probabilities(x, _pairs(*_whole(x, group), x), x.new_ones(()), "sum")
-        ctx.save_for_backward(y)
-        ctx.group = group
-        return y
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Returns y · (dy - Σ y·dy)."""
-        (y,) = ctx.saved_tensors
-        kind = wide(y.dtype)
-        total = _sums(((a.to(kind) * b).sum(1, keepdim=True) for a, b in _pieces(y, dy)), y, ctx.group)
-        dx = torch.empty_like(y)
-        for out, a, b, sums in _pieces(dx, y, dy, total):
-            torch.mul(torch.sub(b, sums), a, out=out)
-        return dx, None
-
-
-class LogSoftmax(torch.autograd.Function):  # type: ignore[misc]
-    """The logarithm of softmax of a shard, with a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        """Keeps its result, (x - m) - ln d."""
-        m, d = _whole(x, group)
-        kind = wide(x.dtype)
-        y = memory.fresh_like(x)
-        for out, a, top, rest in _pieces(y, x, m.to(kind).unsqueeze(1), d.log().to(kind).unsqueeze(1)):
-            torch.sub(torch.sub(a, top), rest, out=out)
-        ctx.save_for_backward(y)
-        ctx.group = group
-        return y
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Returns dy - e^y · Σ dy."""
-        (y,) = ctx.saved_tensors
-        kind = wide(y.dtype)
-        total = _sums((b.to(kind).sum(1, keepdim=True) for _, b in _pieces(y, dy)), y, ctx.group)
-        dx = torch.empty_like(y)
-        for out, a, b, sums in _pieces(dx, y, dy, total):
-            torch.sub(b, a.to(kind).exp() * sums, out=out)
-        return dx, None
-
-
-class LogSumExp(torch.autograd.Function):  # type: ignore[misc]
-    """ln Σ exp of whole rows, with the gradient of a shard."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        """Keeps the pairs."""
-        m, d = _whole(x, group)
-        ctx.save_for_backward(x, _pairs(m, d, x))
-        # Where m is infinite, d says nothing of it, but for NaN beside -inf only.
-        says_nothing = (m == math.inf) | ((m == -math.inf) & (d == 0))
-        return torch.where(says_nothing, m, m + d.log()).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Returns p · dy."""
-        x, pairs = ctx.saved_tensors
-        return _probabilities(x, pairs, dy, "none"), None
-
-
-class CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """Cross entropy of whole rows, with the gradient of a shard."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0917
-        ctx: Any, x: torch.Tensor, target: torch.Tensor, options: Options, group: Group, lengths: Any
-    ) -> torch.Tensor:
-        """Keeps logits, pairs of whole rows and what is wanted of the shard."""
-        target = target.long()
-        counts = target != options.ignore_index
-        numbers = _numbers(x, target, options, group, lengths)
-        total = sum(numbers.lengths)
-        is_wrong = counts & ((target < 0) | (target >= total))
-        if x.device.type == "cpu":
-            _check(target, is_wrong, total, options.ignore_index)
-        m, d = merged(numbers.rows[:, 0], numbers.rows[:, 1])
-        losses = _losses(numbers, m, d, options.label_smoothing)
-        losses = losses.masked_fill(is_wrong, math.nan).masked_fill(~counts, 0)
-        place = target - numbers.start
-        is_here = counts & (place >= 0) & (place < x.shape[1])
-        place = (place * is_here).masked_fill(is_wrong, WRONG).masked_fill(~counts, IGNORED)
-        ctx.save_for_backward(x, _pairs(m, d, x), place, is_here)
-        ctx.options, ctx.total = options, total
-        if options.reduction == "mean":
-            losses = losses.sum() / counts.sum()
-        elif options.reduction == "sum":
-            losses = losses.sum()
-        return losses.to(x.dtype)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[Any, ...]:
-        """Returns (p - wanted) · dloss of the shard: nothing is told to other ranks."""
-        x, pairs, place, is_here = ctx.saved_tensors
-        share = ctx.options.label_smoothing
-        even = share / max(ctx.total, 1)
-        dx = _gradient(x, pairs, place, is_here, dloss, even, 1 - share, ctx.options.reduction)
-        return dx, None, None, None, None
-
-
-def _numbers(x: torch.Tensor, target: torch.Tensor, options: Options, group: Group, lengths: Any) -> Numbers:
-    """Returns what all ranks know of all rows: m, d, the target's logit or 0, and with smoothing Σ (m - x)."""
-    n, smoothed = x.shape[1], bool(options.label_smoothing)
-    pairs, *sums = _distances(x) if smoothed else (max_sum(x),)
-    sender = Sender(pairs[..., 0], n, 4 if smoothed else 3, group, lengths, (str(x.dtype), *options))
-    sender.rows[:2] = pairs.movedim(-1, 0)
-    sender.rows[3:] = sums[0] if smoothed else 0
-    found = None
-    while found is None:
-        place = target - sender.start
-        is_here = (target != options.ignore_index) & (place >= 0) & (place < n)
-        logits = x.gather(1, (place * is_here).unsqueeze(1)).squeeze(1) if n else pairs[..., 1]
-        sender.rows[2] = logits.to(pairs.dtype).masked_fill(~is_here, 0)
-        found = sender.exchange()
-    return found
-
-
-def _losses(numbers: Numbers, m: torch.Tensor, d: torch.Tensor, share: float) -> torch.Tensor:
-    """Returns -ln p of the targets, of which the mean over all classes replaces a share, in float64."""
-    losses = m - in_order(numbers.rows[:, 2].double())
-    if share:
-        below = torch.zeros_like(m)
-        for n, rows in zip(numbers.lengths, numbers.rows.double(), strict=True):
-            if n:
-                below = below + (rows[3] + n * (m - rows[0]))
-        below = below * (share / max(sum(numbers.lengths), 1))
-        # Nothing times infinity is not wanted here.
-        losses = below if share == 1 else losses * (1 - share) + below
-    return losses + d.log()
+def _run(library: str, x: torch.Tensor, options: tuple[int, ...], *tensors: torch.Tensor) -> None:
+    """Computes a step: results come first among its tensors."""
+    key = (library, x.shape, x.stride(), x.dtype, x.device, options)
+    planned = _plans.get(key)
+    if planned is None:
+        dims = layouts.order(x.shape, x.stride()) or range(x.ndim)
+        planned = memory.plan(library, x, layouts.rows(x.shape, dims, 1), options)
+        memory.remember(_plans, key, planned)
+    # What has no elements has no address either; nobody reads there.
+    addresses = [t.data_ptr() or memory.VECTOR for t in tensors]
+    missing = POINTERS[library] - 1 - len(addresses)
+    error = memory.run(planned, *addresses, *[0] * missing)
+    if error:
+        _native.fail(error)
 
 
 def _check(target: torch.Tensor, is_wrong: torch.Tensor, total: int, ignore_index: int) -> None:
