@@ -8,9 +8,10 @@ import numpy as np
 
 from maxsoftmax import _native
 from maxsoftmax._arguments import check_flag, check_temperature, check_tokens_shape, normalize_axis
+from maxsoftmax._arrays import memory
 from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.layout import Layout, Rows, without
-from maxsoftmax._arrays.memory import Array, accumulator, product
+from maxsoftmax._arrays.memory import accumulator, product
 
 if TYPE_CHECKING:
     from maxsoftmax._types import Array, Flag, Where
@@ -188,7 +189,7 @@ class _Asked:
         each = self.taken.shape[place] if several else 1
         self.told = each, int(self.taken.dtype == "int64"), _native.bits(chosen)
 
-    def sums(self) -> tuple[Array, Array | None, Array]:
+    def sums(self) -> tuple[memory.Array, memory.Array | None, memory.Array]:
         """Returns the logarithms, the entropies if they are wanted, and what the gradient needs."""
         call, count = self.call, product(self.rows)
         log_probs = call.empty(self.wide, self.taken.shape, self.of_tokens)
