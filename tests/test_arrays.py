@@ -284,3 +284,4 @@ def test_weights_that_are_none_are_refused(b, error, words):
 def test_weights_of_zero_take_away_whatever_is_there():
     x = np.array([np.inf, 1.0, np.nan])
     assert maxsoftmax.logsumexp(x, b=[0, 2, 0]) == pytest.approx(1 + np.log(2))
+    assert np.isnan(maxsoftmax.logsumexp(np.zeros(2, np.float32), b=[1, np.nan], return_sign=True)).all()

@@ -132,6 +132,35 @@ def test_derivatives_of_tokens(device, each, entropy):
     np.testing.assert_allclose(one_by_one, ours.token_log_probs(x, tokens, 1), rtol=1e-6)
 
 
+def test_all_of_it_in_float64_where_jax_has_it(device):
+    x, target = logits((5, 33), np.float64), np.arange(5) * 6
+
+    def values(x):
+        p = ours.token_log_probs(x, target, temperature=0.7)
+        of_rows = ours.softmax(x), ours.log_softmax(x), ours.sparsemax(x), ours.logsumexp(x, -1, x)
+        return (*of_rows, ours.cross_entropy(x, target, label_smoothing=0.1), p)
+
+    def expected(x):
+        z, rows = jax.nn.log_softmax(x), np.arange(5)
+        losses = -0.9 * z[rows, target] - 0.1 * z.mean(-1)
+        ranked = -jnp.sort(-x)
+        sums = jnp.cumsum(ranked, -1)
+        count = (1 + jnp.arange(1, 34) * ranked > sums).sum(-1)
+        threshold = (sums[rows, count - 1] - 1) / count
+        tokens = jax.nn.log_softmax(x / 0.7)[rows, target]
+        return jnp.exp(z), z, jnp.maximum(x - threshold[:, None], 0), jax.nn.logsumexp(x, -1, x), losses, tokens
+
+    def total(f):
+        return lambda x: sum((jnp.nan_to_num(part) ** 2).sum() for part in f(x))
+
+    with jax.enable_x64(True):
+        for one, other in zip(jax.jit(values)(x), jax.jit(expected)(x), strict=True):
+            assert one.dtype == np.float64
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+        found, wanted = (jax.jit(jax.grad(total(f)))(x) for f in (values, expected))
+        np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-11)
+
+
 def test_scan_and_checkpoint(device):
     x = jnp.asarray(logits((5, 3, 8)))
 

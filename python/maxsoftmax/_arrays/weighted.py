@@ -40,7 +40,7 @@ def logsumexp(x: Any, b: Any, return_sign: bool, plain: Callable[[np.ndarray], A
     with np.errstate(divide="ignore", invalid="ignore"):
         # Where the weight is 0 nothing is added, whatever the logit is.
         terms = np.where(weights == 0, nothing, logits + np.log(np.abs(weights)))
-        gains, losses = (plain(np.where(of, terms, nothing)) for of in (weights >= 0, weights < 0))
+        gains, losses = (plain(np.where(of, terms, nothing)) for of in (~(weights < 0), weights < 0))
         larger, smaller = np.maximum(gains, losses), np.minimum(gains, losses)
         found = np.where(smaller == -np.inf, larger, larger + np.log1p(-np.exp(smaller - larger)))
     sign = _order(gains, losses)
