@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import _cache as cache
 from maxsoftmax import ops
 from maxsoftmax._commands import demo, network
-from maxsoftmax._graph import artifacts
+from maxsoftmax._graph import artifacts, runtime
 from maxsoftmax._graph.extension import distribution_version
 from maxsoftmax._native import build
 from maxsoftmax._native.description import Library, Target
@@ -172,6 +173,23 @@ def test_all_that_runs_while_a_graph_is_made_is_a_source_of_it():
     covered = {path.relative_to(folder) for pattern in artifacts.SOURCES for path in folder.glob(pattern)}
     assert {Path("ops/__init__.py"), Path("_forms.py"), Path("_arguments.py")} < ours
     assert {path for path in ours if path.parts[0] != "_native"} <= covered
+
+
+class Elsewhere:
+    def compile(self, graph):
+        return os.environ[runtime.MAX_CACHE]
+
+
+def test_where_max_has_no_room_it_is_given_another_folder(tmp_path, monkeypatch):
+    full = tmp_path / "not" / "yet"
+    monkeypatch.setenv(runtime.MAX_CACHE, str(full))
+    assert runtime.compiled(Elsewhere(), None) == str(full)
+    monkeypatch.setattr(runtime.files, "ROOM", 2**62)
+    told = re.escape(f"{full} cannot keep compiled code (No space left on device); a temporary folder is used: ")
+    with pytest.warns(RuntimeWarning, match=f"{told}.* by MODULAR_CACHE_DIR$"):
+        used = runtime.compiled(Elsewhere(), None)
+    assert Path(used).is_dir()
+    assert Path(used) != full
 
 
 def test_a_damaged_model_is_compiled_anew(folder):

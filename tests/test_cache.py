@@ -250,7 +250,7 @@ def test_without_room_a_temporary_folder_is_used(folder, error):
         if path.is_relative_to(folder):
             raise error
 
-    cache._temporary.cache_clear()
+    cache.temporary.cache_clear()
     with pytest.warns(RuntimeWarning, match=f"{error.strerror}.*a temporary folder is used: make room") as warned:
         path = cache.entry("key", "file", build)
     assert len(warned) == 1

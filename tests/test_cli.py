@@ -490,6 +490,7 @@ def test_info_tells_versions_devices_and_folders(capsys, monkeypatch, tmp_path):
     assert re.match(r"\d+\.\d+", found["Mojo"])
     assert (Path(found["op package"]) / "__init__.mojo").is_file()
     assert found["cache"] == str(tmp_path / "[red]cache" / ("long" * 30))
+    assert found["kept"] == "0 bytes in 0 entries"
     assert found["MAX's cache"] == str(tmp_path / "modular")
     assert not (tmp_path / "[red]cache").exists()
 
@@ -524,7 +525,10 @@ def test_a_cache_that_is_not_used_is_no_empty_one(capsys, tmp_path, monkeypatch,
     folder.mkdir()
     folder.chmod(0o770)
     monkeypatch.setenv(cache.VARIABLE, str(folder))
-    assert "is not used, because others may write to it: make it private" in fails(capsys, "cache", *more)
+    reason = "is not used, because others may write to it: make it private"
+    assert reason in fails(capsys, "cache", *more)
+    assert cli.main(["info"]) == 0
+    assert f"kept         {folder} {reason}" in capsys.readouterr().out
 
 
 def test_the_cache_is_shown_and_cleared(capsys, tmp_path, monkeypatch):

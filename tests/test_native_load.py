@@ -99,7 +99,7 @@ def test_what_cannot_be_kept_is_a_warning(fresh, compiler, x, monkeypatch):
 def test_a_cache_that_others_may_write_to_is_a_warning(fresh, compiler, x, monkeypatch):
     fresh.mkdir()
     fresh.chmod(0o777)
-    cache._temporary.cache_clear()
+    cache.temporary.cache_clear()
     with pytest.warns(RuntimeWarning, match="cannot keep compiled code.*others may write to it") as warned:
         check(computed(x), x)
     assert len(warned) == 1

@@ -77,7 +77,7 @@ def entry(key: str, name: str, build: Callable[[Path], None], *others: str) -> P
             if root != wanted:
                 raise
             reason = full.reason
-        return _entry(_temporary(wanted, reason), key, name, build, others)
+        return _entry(temporary(wanted, reason), key, name, build, others)
     except _Full as full:
         raise full.error from None
 
@@ -294,25 +294,25 @@ def _root(wanted: Path) -> Path:
                 return wanted
     except OSError as error:
         reason = error.strerror or str(error)
-    return _temporary(wanted, reason)
+    return temporary(wanted, reason)
 
 
 @functools.cache
-def _temporary(wanted: Path, reason: str) -> Path:
-    """Returns a folder that lasts as long as this process, in place of `wanted`."""
+def temporary(wanted: Path, reason: str, variable: str = VARIABLE) -> Path:
+    """Returns a folder that lasts as long as this process, in place of `wanted`, which the variable names."""
     warn(
         f"{wanted} cannot keep compiled code ({reason}); a temporary folder is used: make room, or make the folder "
-        f"private and writeable (chmod 700), or name another one by {VARIABLE}"
+        f"private and writeable (chmod 700), or name another one by {variable}"
     )
-    temporary = Path(tempfile.mkdtemp(prefix="maxsoftmax-", dir=files.roomy()[0]))
-    atexit.register(_forget, temporary, os.getpid())
-    return temporary
+    folder = Path(tempfile.mkdtemp(prefix="maxsoftmax-", dir=files.roomy()[0]))
+    atexit.register(_forget, folder, os.getpid())
+    return folder
 
 
-def _forget(temporary: Path, process: int) -> None:
+def _forget(folder: Path, process: int) -> None:
     """Takes away what a process has made for itself, unless this is a fork of it."""
     if os.getpid() == process:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:

@@ -50,7 +50,7 @@ VARIABLES = {
     cache.VARIABLE: "the folder of what was compiled",
     precompiled.VARIABLE: "a folder of libraries that `maxsoftmax compile` has written",
     "MAXSOFTMAX_KEEP_MB": "how much memory of results is kept for the next ones",
-    "MODULAR_CACHE_DIR": "the folder of what MAX has compiled",
+    runtime.MAX_CACHE: "the folder of what MAX has compiled",
 }
 """The environment variables that this package and MAX look at."""
 
@@ -286,12 +286,25 @@ def _transform(options: argparse.Namespace, source: Path, output: Path, read: st
 def _cache(options: argparse.Namespace) -> int:
     cache.check()
     sizes = cache.entries()
-    count = f"{len(sizes)} entr{'y' if len(sizes) == 1 else 'ies'}"
     freed = cache.clear() if options.clear else 0
-    size = f"took away {filesize.decimal(freed)}" if options.clear else filesize.decimal(sum(sizes.values()))
+    told = f"took away {_size(freed, len(sizes))}" if options.clear else _kept()
     found = {"folder": str(cache.location()), "entries": sizes, **({"freed": freed} if options.clear else {})}
-    _tell(options, found, lambda: out.print(f"{cache.location()}: {size} in {count}"))
+    _tell(options, found, lambda: out.print(f"{cache.location()}: {told}"))
     return 0
+
+
+def _size(size: int, count: int) -> str:
+    return f"{filesize.decimal(size)} in {count} entr{'y' if count == 1 else 'ies'}"
+
+
+def _kept() -> str:
+    """Returns how much the cache holds, or why it is not used, in words."""
+    try:
+        cache.check()
+    except OSError as error:
+        return str(error)
+    sizes = cache.entries()
+    return _size(sum(sizes.values()), len(sizes))
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -299,7 +312,6 @@ def _info(options: argparse.Namespace) -> int:
     for device in runtime.devices():
         what = processor() if device.is_host else f"{device.model_name}, {device.architecture_name}"
         devices[runtime.name(device)] = f"{what}, {os.cpu_count()} threads" if device.is_host else what
-    max_cache = os.environ.get("MODULAR_CACHE_DIR") or Path.home() / ".cache" / "modular"
     told: dict[str, str | dict[str, str]] = {
         "maxsoftmax": __version__,
         "MAX": distribution_version("max", "modular"),
@@ -310,7 +322,8 @@ def _info(options: argparse.Namespace) -> int:
         "devices": devices,
         "op package": str(source()),
         "cache": str(cache.location()),
-        "MAX's cache": str(max_cache),
+        "kept": _kept(),
+        "MAX's cache": str(runtime.max_cache()),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -24,7 +24,6 @@ from max.graph import ops as max_ops
 from maxsoftmax import ops
 from maxsoftmax._graph import artifacts, runtime
 from maxsoftmax._graph.extension import extension
-from maxsoftmax._interrupt import interruptible
 
 HIDDEN = 96
 """Neurons between features and classes."""
@@ -129,7 +128,7 @@ class Training:
 
 def _compile(session: InferenceSession, shape: Shape, device: Device) -> CompiledModel:
     step = graph(shape, DeviceRef.from_device(device))
-    return interruptible(lambda: session.compile(step))
+    return runtime.compiled(session, step)
 
 
 def graph(shape: Shape, device: DeviceRef) -> Graph:

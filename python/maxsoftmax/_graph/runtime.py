@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
-from max.engine import InferenceSession, Model
+from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import Graph
 
+from maxsoftmax import _cache as cache
+from maxsoftmax import _files as files
 from maxsoftmax._graph import artifacts
 from maxsoftmax._interrupt import interruptible
+
+MAX_CACHE = "MODULAR_CACHE_DIR"
+"""MAX's own environment variable for the folder of what it has compiled."""
 
 Observer = Callable[[str], AbstractContextManager[Any]]
 
@@ -77,10 +87,29 @@ def model(device: Device, what: str, graph: Callable[[], Graph]) -> Model:
             def compile() -> Any:
                 with observed():
                     made = graph()
-                    return interruptible(lambda: session.compile(made))
+                    return compiled(session, made)
 
             _models[parts] = artifacts.load(session, parts, compile, observed)
     return _models[parts]
+
+
+def compiled(session: InferenceSession, graph: Graph) -> CompiledModel:
+    """Returns a graph as MAX compiles it, which Ctrl-C ends at once.
+
+    MAX fails where its own cache is on a full disk, so that it is given a temporary one then.
+    """
+    folder = max_cache()
+    nearest = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(nearest).free < files.ROOM:
+            there = cache.temporary(folder, os.strerror(errno.ENOSPC), MAX_CACHE)
+            os.environ[MAX_CACHE] = str(there)
+    return interruptible(lambda: session.compile(graph))
+
+
+def max_cache() -> Path:
+    """Returns where MAX keeps what it has compiled."""
+    return Path(os.environ.get(MAX_CACHE) or Path.home() / ".cache" / "modular")
 
 
 @contextmanager

@@ -41,6 +41,8 @@ XLA = tuple(
 BUNDLE = "all"
 """The name of the library of all of `WHOLE`."""
 
+_LINEAR = ("cross_entropy", "token_log_probs", "cross_entropy_backward", "cross_entropy_gradient")
+
 OPS = {
     "softmax": ("softmax", "softmax_forms"),
     "log_softmax": ("log_softmax",),
@@ -54,9 +56,13 @@ OPS = {
     "cross_entropy_forward": ("cross_entropy",),
     "cross_entropy_backward": ("cross_entropy_backward",),
     "cross_entropy_backward_": ("cross_entropy_backward",),
-    "linear_cross_entropy": ("token_log_probs", "cross_entropy_backward", "cross_entropy_gradient"),
+    "linear_cross_entropy": _LINEAR,
+    "linear_cross_entropy_backward": _LINEAR,
+    "linear_token_log_probs": ("token_log_probs", "token_log_probs_backward"),
     "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
+    "token_log_probs_backward": ("token_log_probs_backward",),
     "kl_divergence": ("kl_divergence", "kl_divergence_backward"),
+    "kl_divergence_backward": ("kl_divergence_backward",),
     "sharded": ("statistics", "shard", "shard_loss"),
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""
