@@ -28,7 +28,13 @@ CHILD = f"import json, sys; from {__name__} import _emit; _emit(**json.loads(sys
 
 
 class SoftmaxKernel(NamedTuple):
-    """A kernel of a graph that computes softmaxes."""
+    """A kernel of a graph that computes softmaxes: its Mojo struct, its device, and what is computed with it.
+
+    Example:
+        >>> kernel = maxsoftmax.SoftmaxKernel("builtin_kernels.reductions.Softmax", "cpu", "reduce.softmax")
+        >>> kernel.ours
+        False
+    """
 
     name: str
     """The Mojo struct that is called, such as `maxsoftmax_dropin.registry.Softmax`."""
