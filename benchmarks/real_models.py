@@ -2,12 +2,12 @@
 
     python benchmarks/real_models.py --json benchmarks/results/real-models.json
 
-Every call of `softmax` and `logsoftmax` in the package `max` is looked up in its source. The class or function around the
-call is put into a graph, with sizes that are small and weights that have no values, and MAX compiles the graph with
-`maxsoftmax.dropin()` as far as Mojo, for the CPU here and for a GPU that need not be here. What cannot be put into a graph
-alone is listed with the reason. No weights are downloaded.
+Every call of `softmax` and `logsoftmax` is looked up in the source of the package `max`. The class or function around
+the call is put into a graph, with small sizes and weights without values. MAX compiles the graph with
+`maxsoftmax.dropin()` as far as Mojo, for the CPU of this machine and for a GPU, which is not needed. What cannot be put
+into a graph alone is listed with the reason. No weights are downloaded.
 
-Needs `pip install max av transformers requests pillow gguf sentencepiece`: what `max.pipelines` imports.
+Needs what `max.pipelines` imports: `pip install max av transformers requests pillow gguf sentencepiece`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import max.graph
 import maxsoftmax
 from max import driver
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, TensorType
 
 MAX = Path(max.graph.__file__).parents[1]
 ARCHITECTURES = MAX / "pipelines" / "architectures"
@@ -70,7 +70,7 @@ def graph(layer: Callable[..., Any], *types: TensorType, weights: Any = None) ->
 
 
 def traced(device: DeviceRef, make: Callable[[], Any], *types: TensorType) -> Graph:
-    """Returns the graph of a module of `max.experimental.nn`, whose parameters are made on the CPU and have no values."""
+    """Returns the graph of a module of `max.experimental.nn`, whose parameters have no values."""
     from max.experimental import functional as F
     from max.experimental.tensor import default_device, default_dtype
 
@@ -255,8 +255,8 @@ def label_scoring(device: DeviceRef) -> Graph:
 
 
 BEYOND = {
-    "pipelines/architectures/diffusion_gemma/diffusion_gemma.py": "needs a whole model with its cache of keys and values",
-    "_interpreter_ops/reduce_axis_gc.py": "a kernel of the interpreter, of which each op is a graph by itself",
+    "pipelines/architectures/diffusion_gemma/diffusion_gemma.py": "not tried: it needs the whole model and its cache",
+    "_interpreter_ops/reduce_axis_gc.py": "not tried: a kernel of the interpreter of single ops",
 }
 """Why something cannot be put into a graph alone, by file."""
 
@@ -284,9 +284,9 @@ def _is_softmax(node: ast.AST) -> bool:
 
 
 def users() -> dict[str, list[str]]:
-    """Returns, for each class or function of an architecture, the architectures whose code uses it, if through others.
+    """Returns the architectures that use each class or function of an architecture, directly or through others.
 
-    A class uses what its methods name, and what methods of its bases name that the class neither replaces nor bypasses.
+    A class uses what its methods name, and what methods of its bases name that it neither replaces nor bypasses.
     """
     files = {path.relative_to(MAX).as_posix(): _Source(path) for path in ARCHITECTURES.rglob("*.py")}
 
@@ -392,6 +392,24 @@ def inspect(kind: str) -> dict[str, Any]:
     return found
 
 
+def record(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what was found on both kinds of device, beside who uses it."""
+    used, rows = users(), []
+    for name in places():
+        each = (
+            {kind: found[kind][name] for kind in found} if name in BUILDERS else {"beyond": BEYOND[name.split(":")[0]]}
+        )
+        rows.append({"place": name, "architectures": used.get(name, []), **each})
+    with_softmax = {architecture for row in rows for architecture in row["architectures"]}
+    return {
+        "command": "python benchmarks/real_models.py --json benchmarks/results/real-models.json",
+        "versions": {name: version(name) for name in ("max", "transformers")},
+        "gpu": GPU,
+        "places": rows,
+        "without": sorted({architecture for each in used.values() for architecture in each} - with_softmax),
+    }
+
+
 def main() -> None:
     """Looks at every place on both kinds of device, and writes the record."""
     parser = argparse.ArgumentParser(description="What the drop-in replaces in MAX's own models")
@@ -414,21 +432,7 @@ def main() -> None:
         )
         for kind in ("cpu", "gpu")
     }
-    used = users()
-    rows = [
-        {"place": name, "architectures": used.get(name, [])}
-        | ({kind: found[kind][name] for kind in found} if name in BUILDERS else {"beyond": BEYOND[name.partition(":")[0]]})
-        for name in places()
-    ]
-    with_softmax = {architecture for row in rows for architecture in row["architectures"]}
-    record = {
-        "command": "python benchmarks/real_models.py --json benchmarks/results/real-models.json",
-        "versions": {name: version(name) for name in ("max", "transformers")},
-        "gpu": GPU,
-        "places": rows,
-        "without": sorted({architecture for each in used.values() for architecture in each} - with_softmax),
-    }
-    text = json.dumps(record, indent=1) + "\n"
+    text = json.dumps(record(found), indent=1) + "\n"
     if options.json:
         options.json.write_text(text, encoding="utf-8")
     else:

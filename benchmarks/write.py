@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from maxsoftmax._commands import cli, train
 from maxsoftmax.bench import losses_report, published
@@ -23,7 +24,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
-MARK = re.compile(r"<!-- (table|overview|beside|worth|losses|linear): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
+MARK = re.compile(
+    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S
+)
 
 DRAWN = {
     "cpu": ["cpu-xeon.json"],
@@ -53,10 +56,47 @@ def table(kind: str, what: str) -> str:
         report = losses_report.read(files[0])
         assert report
         return losses_report.markdown(report)
+    if kind in ("models", "architectures"):
+        shown = {"models": models, "architectures": architectures}[kind]
+        return shown(json.loads(files[0].read_text(encoding="utf-8")))
     several = [Results.read(file) for file in files]
     if kind in ("beside", "worth"):
         return {"beside": published.beside, "worth": published.worth}[kind](words[0], several)
     return {"table": markdown, "overview": overview}[kind](several[0], words or None)
+
+
+def models(found: dict[str, Any]) -> str:
+    """Returns the table of what the drop-in replaces in MAX's own models."""
+    lines = ["| softmax in MAX | used by | CPU | GPU |", "|---|---|---|---|"]
+    for row in found["places"]:
+        file, _, name = row["place"].partition(": ")
+        used = ", ".join(row["architectures"]) or "no architecture of its own"
+        cells = [row["beyond"]] * 2 if "beyond" in row else [_replaced(row[kind]) for kind in ("cpu", "gpu")]
+        lines.append(" | ".join([f"| `{name}` of `{file.removeprefix('pipelines/')}`", used, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _replaced(found: dict[str, Any]) -> str:
+    """Returns what became of the softmaxes of a graph, in words."""
+    if "failed" in found:
+        refused = found["failed"].startswith("RuntimeError: MAX does not compile")
+        return "MAX does not compile it" if refused else f"not built: {found['failed']}"
+    words = []
+    for kernel in found["kernels"]:
+        if kernel["name"].startswith("maxsoftmax"):
+            parts = [part for part in ("Prologue", "Epilogue") if f"{part}(" in kernel["fused"]]
+            fused = " and ".join({"Prologue": "before", "Epilogue": "after"}[part] for part in parts)
+            words.append(f"replaced, fused with ops {fused}" if fused else "replaced")
+        else:
+            words.append(f"MAX's `{kernel['name'].rpartition('.')[2]}`")
+    counts = {word: words.count(word) for word in words}
+    return "; ".join(f"{count} × {word}" if count > 1 else word for word, count in counts.items()) or "none is left"
+
+
+def architectures(found: dict[str, Any]) -> str:
+    """Returns the architectures of MAX that compute no softmax as an op of their graphs."""
+    names = [f"`{name}`" for name in found["without"]]
+    return f"{len(names)} architectures: {', '.join(names)}."
 
 
 def rewritten(text: str) -> str:

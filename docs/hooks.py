@@ -1,4 +1,4 @@
-"""What the site has beside docs/: the README as its first page, the notebook, and files that pages link to."""
+"""What the site has beside docs/: the README as its first page, the notebook, the Mojo reference, and linked files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import mojo_reference
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
     moved = LINK.sub(lambda link: f"]({posixpath.relpath(link['path'], 'docs')}{link['anchor'] or ''})", readme)
     files.append(File.generated(config, "index.md", content=moved))
     files.append(File.generated(config, "tour.md", content=_notebook(ROOT / "examples" / "tour.ipynb")))
+    files.append(File.generated(config, "mojo-reference.md", content=mojo_reference.page()))
     texts = [page.content_string for page in files if page.is_documentation_page()]
     found = {link["path"] for text in texts for link in LINK.finditer(text)}
     for path in sorted(path for path in found if path.startswith("../")):

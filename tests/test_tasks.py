@@ -58,6 +58,10 @@ def test_docs(tasks, root, tmp_path, environment):
     reference = (tmp_path / "api" / "index.html").read_text()
     for name in ("softmax", "ops.softmax", "nn.Softmax", "torch.softmax", "torch.distributed.softmax", "jax.softmax"):
         assert f'id="maxsoftmax.{name}"' in reference, name
+    # Functions and structs of the package for Mojo programs.
+    reference = (tmp_path / "mojo-reference" / "index.html").read_text()
+    for name in ("softmax", "token_log_probs", "rows"):
+        assert f'id="{name}"' in reference, name
 
 
 def test_lint(tasks, checkout, environment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,9 +23,18 @@ CALL = re.compile(
 COMPUTES_SOFTMAX = re.compile(r"softmax|attention|mla|mha", re.IGNORECASE)
 """Names of kernels of MAX in which softmaxes are computed."""
 
+CHILD = f"import json, sys; from {__name__} import _emit; _emit(**json.loads(sys.argv[1]))"
+"""What the process runs that has MAX compile a graph as far as Mojo."""
+
 
 class SoftmaxKernel(NamedTuple):
-    """A kernel of a graph that computes softmaxes."""
+    """A kernel of a graph that computes softmaxes: its Mojo struct, its device, and what is computed with it.
+
+    Example:
+        >>> kernel = maxsoftmax.SoftmaxKernel("builtin_kernels.reductions.Softmax", "cpu", "reduce.softmax")
+        >>> kernel.ours
+        False
+    """
 
     name: str
     """The Mojo struct that is called, such as `maxsoftmax_dropin.registry.Softmax`."""
@@ -102,10 +112,10 @@ def emitted(graph: Graph) -> str:
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     with TemporaryDirectory() as folder:
         source = Path(folder) / "graph"
-        source.write_text(graph.module.mlir_module.asm(), encoding="utf-8")
+        source.write_bytes(graph.module.mlir_module.bytecode)
         asked = {"folder": folder, "extensions": [str(file) for file in graph.kernel_libraries_paths]}
         done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, json.dumps({**asked, "virtual": virtual})],
+            [sys.executable, "-P", "-c", CHILD, json.dumps({**asked, "virtual": virtual})],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -123,7 +133,7 @@ def _emit(folder: str, extensions: list[str], virtual: tuple[str, str, int]) -> 
     """Writes the Mojo of the graph in a folder beside it."""
     from max import driver
     from max.engine import CompilationStopped, InferenceSession
-    from max.graph import Graph
+    from max.graph import Module
 
     from maxsoftmax._graph import runtime
 
@@ -135,14 +145,9 @@ def _emit(folder: str, extensions: list[str], virtual: tuple[str, str, int]) -> 
     session = InferenceSession(devices=runtime.devices())
     session.debug.pre_jit = True
     session.debug.ir_output_dir = folder
-    # As a module: MAX 26.7 does not find the extensions that a graph from a file names.
-    module = Graph("graph", path=Path(folder) / "graph").module
-    try:
+    empty = Module().mlir_module
+    module = Module(empty.from_bytecode((Path(folder) / "graph").read_bytes(), empty.context))
+    with contextlib.suppress(CompilationStopped):
         session.compile(module, custom_extensions=[Path(file) for file in extensions])
-    except CompilationStopped:
-        return
-    raise RuntimeError("MAX compiled the graph without writing its Mojo")
-
-
-if __name__ == "__main__":
-    _emit(**json.loads(sys.argv[1]))
+    # Without MAX's own end, in which threads that it has not joined may stop the process with an error.
+    os._exit(0)
