@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from maxsoftmax._commands import cli, train
-from maxsoftmax.bench import losses_report, published
+from maxsoftmax.bench import losses_report, published, sharded, sharded_model
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.table import markdown, overview
 
@@ -23,7 +23,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
-MARK = re.compile(r"<!-- (table|overview|beside|worth|losses|linear): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
+MARK = re.compile(r"<!-- (table|overview|beside|worth|losses|linear|sharded|model): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
 
 DRAWN = {
     "cpu": ["cpu-xeon.json"],
@@ -53,7 +53,13 @@ def table(kind: str, what: str) -> str:
         report = losses_report.read(files[0])
         assert report
         return losses_report.markdown(report)
+    if kind == "sharded":
+        found = sharded.read(files[0])
+        assert found
+        return sharded.markdown(found)
     several = [Results.read(file) for file in files]
+    if kind == "model":
+        return sharded_model.markdown(several[0])
     if kind in ("beside", "worth"):
         return {"beside": published.beside, "worth": published.worth}[kind](words[0], several)
     return {"table": markdown, "overview": overview}[kind](several[0], words or None)
