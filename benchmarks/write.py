@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsoftmax._commands import cli, train
-from maxsoftmax.bench import losses_report, published
+from maxsoftmax.bench import losses_report, published, sharded, sharded_model
 from maxsoftmax.bench.results import Results
 from maxsoftmax.bench.table import markdown, overview
 
@@ -25,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
 MARK = re.compile(
-    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S
+    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures|sharded|model): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S
 )
 
 DRAWN = {
@@ -59,7 +59,13 @@ def table(kind: str, what: str) -> str:
     if kind in ("models", "architectures"):
         shown = {"models": models, "architectures": architectures}[kind]
         return shown(json.loads(files[0].read_text(encoding="utf-8")))
+    if kind == "sharded":
+        found = sharded.read(files[0])
+        assert found
+        return sharded.markdown(found)
     several = [Results.read(file) for file in files]
+    if kind == "model":
+        return sharded_model.markdown(several[0])
     if kind in ("beside", "worth"):
         return {"beside": published.beside, "worth": published.worth}[kind](words[0], several)
     return {"table": markdown, "overview": overview}[kind](several[0], words or None)

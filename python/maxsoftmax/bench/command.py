@@ -18,7 +18,7 @@ from maxsoftmax._arguments import check_algorithm, check_block_size, check_unrol
 from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import chart, losses, losses_report, published
+from maxsoftmax.bench import chart, losses, losses_report, published, sharded
 from maxsoftmax.bench.apart import ROUNDS, Apart
 from maxsoftmax.bench.cases import (
     BLOCK_SIZE,
@@ -40,6 +40,9 @@ from maxsoftmax.bench.table import markdown, overview, tables
 REPORT = "report"
 CUSTOM = "custom"
 
+OTHERS = {losses.LOSSES: losses.run, sharded.SHARDED: sharded.run}
+"""The suites that are not made of `Case`s."""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser of `maxsoftmax`."""
@@ -49,13 +52,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Checks every result against float64, then times it beside a copy of the same bytes.",
         epilog="suites: "
         + "; ".join(f"{name}, {suite.title[0].lower()}{suite.title[1:]}" for name, suite in SUITES.items())
-        + f"; {losses.LOSSES}, linear cross entropy, time and memory",
+        + f"; {losses.LOSSES}, linear cross entropy, time and memory"
+        + f"; {sharded.SHARDED}, rows that are split over processes",
     )
     bench.add_argument(
         "suite",
         nargs="?",
         metavar="SUITE",
-        help=f"{', '.join([*SUITES, losses.LOSSES])}, or '{REPORT}' to show FILEs again (default: ladder on a GPU, cpu "
+        help=f"{', '.join([*SUITES, *OTHERS])}, or '{REPORT}' to show FILEs again (default: ladder on a GPU, cpu "
         "without one)",
     )
     bench.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"JSON of earlier runs, for '{REPORT}'")
@@ -111,6 +115,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help=f"of '{CALL}': times as many calls of each kind, after one, as published comparisons do "
         "(default: as many as fit, after warming up)",
     )
+    bench.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help=f"of '{sharded.SHARDED}': up to so many, each with a GPU or cores of its own (default: all GPUs, or 2)",
+    )
     bench.add_argument("--together", action="store_true", help="all providers in this process, in one round")
     figures.add(bench, "the records")
     bench.add_argument("--resume", action="store_true", help="keep what is in the FILE of --json, and measure the rest")
@@ -141,13 +151,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--resume needs --json FILE, the records of the run to resume")
     if options.files:
         raise ValueError(f"{options.files[0]}: files are for 'maxsoftmax bench {REPORT}'")
-    if options.rounds is not None and (options.together or options.rounds < 1):
-        raise ValueError(f"--rounds {options.rounds}: at least 1, and not where providers are together")
-    if options.calls is not None and (options.suite != CALL or options.calls < 1):
-        raise ValueError(f"--calls {options.calls}: at least 1, and for suite {CALL!r}")
+    _check_counts(options)
     _limit_threads(options.threads)
-    if options.suite == losses.LOSSES:
-        return losses.run(options)
+    if options.suite in OTHERS:
+        return OTHERS[options.suite](options)
     name, suite, best = _chosen(options)
     device = runtime.device(options.device or best)
     ways = _ways(options, suite, device.label)
@@ -164,6 +171,16 @@ def run(options: argparse.Namespace) -> int:
     if not complete:
         return 130
     return 1 if any(r.status == "wrong" for r in bench.results.records) else 0
+
+
+def _check_counts(options: argparse.Namespace) -> None:
+    """Refuses counts that are not for the suite, or none."""
+    if options.rounds is not None and (options.together or options.rounds < 1):
+        raise ValueError(f"--rounds {options.rounds}: at least 1, and not where providers are together")
+    if options.calls is not None and (options.suite != CALL or options.calls < 1):
+        raise ValueError(f"--calls {options.calls}: at least 1, and for suite {CALL!r}")
+    if options.processes is not None and options.suite != sharded.SHARDED:
+        raise ValueError(f"--processes {options.processes}: for suite {sharded.SHARDED!r}")
 
 
 def check_targets(options: argparse.Namespace) -> None:
@@ -183,6 +200,11 @@ def _report(options: argparse.Namespace) -> int:
     if all(of_losses) and not options.json and not options.beside:
         for report in filter(None, of_losses):
             _show_losses(report, options)
+        return 0
+    of_shards = [sharded.read(path) for path in options.files]
+    if all(of_shards) and not options.json and not options.beside and not options.plot:
+        for found in filter(None, of_shards):
+            _show_sharded(found, options)
         return 0
     several = [Results.read(path) for path in options.files]
     first = several[0]
@@ -232,9 +254,7 @@ def _chosen(options: argparse.Namespace) -> tuple[str, Suite, str]:
     present = [runtime.name(device) for device in runtime.devices()]
     best = "gpu" if "gpu" in present else "cpu"
     if options.suite and options.suite not in SUITES:
-        raise ValueError(
-            f"suite {options.suite!r} does not exist: choose from {', '.join([*SUITES, losses.LOSSES, REPORT])}"
-        )
+        raise ValueError(f"suite {options.suite!r} does not exist: choose from {', '.join([*SUITES, *OTHERS, REPORT])}")
     if options.suite == CALL:
         return CALL, _of_calls(options), best
     if options.shape:
@@ -381,6 +401,13 @@ def _show_losses(report: losses_report.Report, options: argparse.Namespace) -> N
     if options.plot:
         for path in chart.save(losses_report.draw(report), options.plot):
             out.print(f"chart: {path}", soft_wrap=True)
+
+
+def _show_sharded(found: list[sharded.Measurement], options: argparse.Namespace) -> None:
+    if options.markdown:
+        Console().print(sharded.markdown(found), soft_wrap=True)
+    else:
+        sharded.show(found)
 
 
 def write(results: Results, options: argparse.Namespace) -> None:
