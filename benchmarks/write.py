@@ -25,7 +25,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
 MARK = re.compile(
-    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures|sharded|model): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S
+    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures|sharded|model): ([^>]+) -->\n\n(.*?)(?=\n\n)",
+    re.S,
 )
 
 DRAWN = {

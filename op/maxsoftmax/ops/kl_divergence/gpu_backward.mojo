@@ -2,6 +2,7 @@
 
 from std.math import ceildiv
 from std.sys import size_of
+from std.utils.numerics import nan
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -25,6 +26,18 @@ from .row import SUMS, Terms
 
 comptime TAKEN = ELEMENTS // 2
 """Elements of each tensor that a thread has under way at a time."""
+
+
+@inline(.always)
+def _inverse(d: Float32, scale: Scale[True]) -> Float32:
+    """Returns what exponentials in a scale are to be multiplied by to be probabilities: NaN of nothing but -inf, whose exponentials are not
+    quite 0.
+
+    Args:
+        d: Σ e^(z - m).
+        scale: That of the maximum.
+    """
+    return 1 / (d * scale.exp(scale.m)) if d != 0 else nan[DType.float32]()
 
 
 @__llvm_metadata(
@@ -85,8 +98,8 @@ def rows_kernel[
         var of_row = sums.unsafe_offset(SUMS * row)
         var scale_p = Scale[True](of_row[unsafe_offset=0])
         var scale_q = Scale[True](of_row[unsafe_offset=2])
-        var inverse_p = 1 / (of_row[unsafe_offset=1] * scale_p.exp(scale_p.m))
-        var inverse_q = 1 / (of_row[unsafe_offset=3] * scale_q.exp(scale_q.m))
+        var inverse_p = _inverse(of_row[unsafe_offset=1], scale_p)
+        var inverse_q = _inverse(of_row[unsafe_offset=3], scale_q)
 
         @inline(.always)
         def gradient[
