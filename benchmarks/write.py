@@ -24,10 +24,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
-MARK = re.compile(
-    r"<!-- (table|overview|beside|worth|losses|linear|models|architectures|sharded|model): ([^>]+) -->\n\n(.*?)(?=\n\n)",
-    re.S,
-)
+KINDS = "table|overview|beside|worth|losses|linear|models|architectures|sharded|model"
+"""The kinds of tables, as marks name them."""
+
+MARK = re.compile(rf"<!-- ({KINDS}): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
 
 DRAWN = {
     "cpu": ["cpu-xeon.json"],
@@ -53,17 +53,14 @@ def table(kind: str, what: str) -> str:
     words = [word for word in what.split() if not word.endswith(".json")]
     if kind == "losses":
         return published.compared(json.loads(files[0].read_text(encoding="utf-8"))["losses"])
-    if kind == "linear":
-        report = losses_report.read(files[0])
+    if kind in ("linear", "sharded"):
+        module = {"linear": losses_report, "sharded": sharded}[kind]
+        report: Any = module.read(files[0])
         assert report
-        return losses_report.markdown(report)
+        return module.markdown(report)
     if kind in ("models", "architectures"):
         shown = {"models": models, "architectures": architectures}[kind]
         return shown(json.loads(files[0].read_text(encoding="utf-8")))
-    if kind == "sharded":
-        found = sharded.read(files[0])
-        assert found
-        return sharded.markdown(found)
     several = [Results.read(file) for file in files]
     if kind == "model":
         return sharded_model.markdown(several[0])
