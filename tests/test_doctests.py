@@ -17,7 +17,7 @@ FUNCTIONS = {
         *("softmax_backward", "log_softmax_backward", "sparsemax_backward"),
         *("cross_entropy_forward", "cross_entropy_backward", "cross_entropy_backward_"),
         *("linear_cross_entropy", "linear_cross_entropy_backward", "linear_token_log_probs"),
-        *("token_log_probs_backward", "kl_divergence", "kl_divergence_backward"),
+        *("linear_token_log_probs_backward", "token_log_probs_backward", "kl_divergence", "kl_divergence_backward"),
     ],
     "ops.sharded": [
         *("softmax", "log_softmax", "logsumexp", "token_log_probs", "cross_entropy"),

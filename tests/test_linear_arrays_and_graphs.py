@@ -109,6 +109,47 @@ def test_tokens_of_arrays(chunk):
     np.testing.assert_array_equal(one, found[..., 0])
 
 
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16])
+def test_gradients_of_tokens_of_arrays(chunk, dtype):
+    hidden, weight, bias, _ = sampled(dtype)
+    tokens, upstream, of_entropies = of_tokens(np.float64 if dtype is np.float64 else np.float32)
+    options = {"dentropy": of_entropies, "temperature": 0.7, "softcap": 5.0, "chunk": chunk}
+    found = maxsoftmax.linear_token_log_probs_backward(hidden, weight, tokens, bias, upstream, **options)
+    expected = expected_gradients((hidden, weight, bias), tokens, upstream, of_entropies)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == dtype
+        assert error(mine, theirs) <= LIMIT[np.dtype(dtype).name]
+    one = maxsoftmax.linear_token_log_probs_backward(hidden, weight, tokens[..., 0])
+    ones = maxsoftmax.linear_token_log_probs_backward(
+        hidden, weight, tokens[..., :1], dlog_probs=upstream[..., :1] * 0 + 1
+    )
+    assert one[2] is None
+    for mine, theirs in zip(one[:2], ones[:2], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def of_tokens(dtype):
+    """Returns tokens, and the gradients of their logarithms and of the entropies."""
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, 130, (5, 8, 3))
+    return tokens, random.standard_normal(tokens.shape).astype(dtype), random.standard_normal((5, 8)).astype(dtype)
+
+
+def expected_gradients(made_of, tokens, upstream, of_entropies):
+    """Returns those of hidden, weight and bias."""
+    x, w, b = (np.asarray(a, np.float64) for a in made_of)
+    cap = np.tanh((x @ w.T + b) / 5)
+    z = scipy.special.log_softmax(5 * cap / 0.7, axis=-1)
+    hits = np.zeros(z.shape)
+    for place in np.ndindex(tokens.shape):
+        hits[*place[:2], tokens[place]] += upstream[place]
+    entropies = -(np.exp(z) * z).sum(-1, keepdims=True)
+    dz = hits - np.exp(z) * (upstream.sum(-1, keepdims=True) + (z + entropies) * of_entropies[..., None])
+    dz *= (1 - np.square(cap)) / 0.7
+    return dz @ w, np.einsum("abn,abf->nf", dz, x), dz.sum((0, 1))
+
+
 def expected_tokens(hidden, weight, bias, tokens):
     wide = [np.asarray(a, np.float64) for a in (hidden, weight, bias)]
     every = scipy.special.log_softmax(5 * np.tanh((wide[0] @ wide[1].T + wide[2]) / 5) / 0.7, axis=-1)
@@ -162,6 +203,7 @@ def test_the_examples_run(function):
 LOSSES = {
     "loop": (np.float32, ("a", "b"), {"label_smoothing": 0.1, "softcap": 5.0, "z_loss": 0.01, "chunk": 7}),
     "once": (np.float32, (5, 8), {"reduction": "none", "ignore_index": 3}),
+    "once in bfloat16": (ml_dtypes.bfloat16, (5, 8), {}),
     "bfloat16": (ml_dtypes.bfloat16, ("a", "b"), {"reduction": "sum", "chunk": 16}),
 }
 
@@ -197,15 +239,22 @@ def test_losses_in_graphs(device, name):
 @pytest.mark.slow
 def test_tokens_in_graphs(device):
     hidden, weight, bias, _ = sampled()
-    tokens = np.random.default_rng(1).integers(0, 130, (5, 8, 3))
-    options = {"temperature": 0.7, "softcap": 5.0, "entropy": True, "chunk": 7}
+    tokens, *upstream = of_tokens(np.float32)
+    options = {"temperature": 0.7, "softcap": 5.0, "chunk": 7}
 
-    def build(hidden, weight, bias, tokens):
-        return maxsoftmax.ops.linear_token_log_probs(hidden, weight, tokens, bias, **options)
+    def build(hidden, weight, bias, tokens, *upstream):
+        given = hidden, weight, tokens, bias
+        found = maxsoftmax.ops.linear_token_log_probs(*given, entropy=True, **options)
+        more = {"dentropy": upstream[1], **options}
+        return *found, *maxsoftmax.ops.linear_token_log_probs_backward(*given, upstream[0], **more)
 
-    shapes = [("a", "b", 24), (130, 24), (130,), ("a", "b", 3)]
-    found = executed(build, (hidden, weight, bias, tokens), shapes, device)
-    for mine, theirs in zip(found, expected_tokens(hidden, weight, bias, tokens), strict=True):
+    shapes = [("a", "b", 24), (130, 24), (130,), ("a", "b", 3), ("a", "b", 3), ("a", "b")]
+    found = executed(build, (hidden, weight, bias, tokens, *upstream), shapes, device)
+    expected = (
+        *expected_tokens(hidden, weight, bias, tokens),
+        *expected_gradients((hidden, weight, bias), tokens, *upstream),
+    )
+    for mine, theirs in zip(found, expected, strict=True):
         assert error(mine, theirs) <= 4e-6
 
 

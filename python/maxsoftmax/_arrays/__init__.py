@@ -16,6 +16,7 @@ from maxsoftmax._arrays.linear import (
     linear_cross_entropy,
     linear_cross_entropy_backward,
     linear_token_log_probs,
+    linear_token_log_probs_backward,
 )
 from maxsoftmax._arrays.losses import (
     cross_entropy,
@@ -36,6 +37,7 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_token_log_probs",
+    "linear_token_log_probs_backward",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",

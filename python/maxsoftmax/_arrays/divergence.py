@@ -9,21 +9,23 @@ from maxsoftmax._arguments import check_flag, check_temperature, normalize_axis
 from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
+from maxsoftmax._types import reduces, reduces_to_pair
 
 if TYPE_CHECKING:
-    from maxsoftmax._types import Where
+    from maxsoftmax._types import Flag, Where
 
 SUMS = 5
 """How many accumulators the library keeps of a row."""
 
 
+@reduces
 def kl_divergence(
     x: Any,
     teacher: Any,
     axis: int = -1,
     *,
     temperature: float | None = None,
-    reverse: bool = False,
+    reverse: Flag = False,
     device: Where = None,
 ) -> Any:
     """Returns the KL divergence between the probabilities of a teacher's logits and of `x`, a number for each row.
@@ -56,6 +58,7 @@ def kl_divergence(
     return _computed(x, teacher, None, axis, temperature, reverse, device, False)[0]
 
 
+@reduces_to_pair
 def kl_divergence_backward(
     x: Any,
     teacher: Any,
@@ -63,7 +66,7 @@ def kl_divergence_backward(
     axis: int = -1,
     *,
     temperature: float | None = None,
-    reverse: bool = False,
+    reverse: Flag = False,
     device: Where = None,
 ) -> tuple[Any, Any]:
     """Returns what `kl_divergence` does, and with it the gradient of `x`.

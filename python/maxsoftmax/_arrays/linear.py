@@ -24,9 +24,9 @@ from maxsoftmax._arguments import (
 )
 from maxsoftmax._arrays import losses
 from maxsoftmax._arrays.bits import narrowed, widened
-from maxsoftmax._arrays.call import Call
+from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.memory import HOST, Array, accumulator, view
-from maxsoftmax._arrays.tokens import token_log_probs
+from maxsoftmax._arrays.tokens import token_log_probs, token_log_probs_backward
 from maxsoftmax._types import reduces_hidden
 
 if TYPE_CHECKING:
@@ -272,6 +272,73 @@ def linear_token_log_probs(
     return (result, given.result(entropies.reshape(given.shape[:-1]), given.wide.name)) if entropy else result
 
 
+def linear_token_log_probs_backward(
+    hidden: Any,
+    weight: Any,
+    tokens: Any,
+    bias: Any = None,
+    dlog_probs: Any = None,
+    *,
+    dentropy: Any = None,
+    temperature: float | None = None,
+    softcap: float | None = None,
+    chunk: int | None = None,
+) -> tuple[Any, Any, Any]:
+    """Returns the gradients of what the logits of `linear_token_log_probs` are made of.
+
+    The logits are made again, and there is memory for those of two chunks. The gradients of weight and bias are added
+    up in float32 or wider over all chunks, and rounded once.
+
+    Args:
+        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
+        tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has no
+            gradient if its own is 0, and else makes the row NaN.
+        bias: (n,), of the dtype of `hidden`, or None.
+        dlog_probs: The gradients of the logarithms, of the shape of `tokens`: float64 if `hidden` is, else float32; 1
+            if None.
+        dentropy: The gradients of the entropies, of shape (…) and the same dtype; 0 if None.
+        temperature: A positive number that logits are divided by; 1 if None.
+        softcap: A positive number c that turns logits z into c · tanh(z / c) before the temperature; None for none.
+        chunk: Rows to take at a time. If None, so many that their logits have 24 MB, but at least 128.
+
+    Returns:
+        The gradients of hidden, weight and bias, of their shapes and dtype; the last one None without a bias.
+
+    Raises:
+        TypeError: If an argument is not of its type or dtype.
+        ValueError: If shapes do not fit, an array is on a GPU, or another argument is not one of these.
+        RuntimeError: If the library cannot be built.
+
+    Example:
+        >>> weight = [[3.0, 0.0], [1.0, 1.0]]
+        >>> dhidden, dweight, _ = maxsoftmax.linear_token_log_probs_backward([[1.0, 2.0]], weight, [1])
+        >>> dweight
+        array([[-0.5, -1. ],
+               [ 0.5,  1. ]])
+    """
+    chosen, cap, step = check_temperature(temperature), check_softcap(softcap), check_chunk(chunk)
+    given = _Given(hidden, weight, bias)
+    asked = given.classes(tokens, "tokens", several=True)
+    rows = given.rows
+    shape = len(rows), *asked.shape[len(given.shape) - 1 :]
+    upstream = given.upstream(dlog_probs, "dlog_probs", asked.shape, "the logarithms")
+    of_entropy = given.upstream(dentropy, "dentropy", given.shape[:-1], "the entropies")
+    flat = asked.reshape(shape)
+    of_tokens = np.ones(shape, given.wide) if upstream is None else upstream.reshape(shape)
+    of_rows = None if of_entropy is None else of_entropy.reshape(-1)
+    sums = _Sums(given)
+    for part in given.chunks(None, len(rows), step):
+        taken = given.taken(part)
+        logits = given.logits(taken, cap)
+        more = None if of_rows is None else of_rows[part]
+        dlogits = token_log_probs_backward(logits, flat[part], of_tokens[part], more, temperature=chosen)
+        if cap is not None:
+            dlogits *= 1 - np.square(logits / cap)
+        sums.add(part, taken, dlogits)
+    return sums.found()
+
+
 class _Choices(NamedTuple):
     """What is chosen of a loss, checked."""
 
@@ -335,6 +402,14 @@ class _Given:
             more = f", or {words((*rows, 'k'))} for k a row" if several else ""
             raise ValueError(f"{name} has shape {array.shape}, but hidden of {self.shape} needs {rows}{more}")
         return array
+
+    def upstream(self, x: Any, name: str, shape: tuple[int, ...], whose: str) -> np.ndarray | None:
+        """Returns the gradients of results in the dtype of the arithmetic, if there are any."""
+        if x is None:
+            return None
+        array = self._call.floats(x, name)
+        check_like(array, name, self.wide.name, shape, f"of {whose}")
+        return self._host(array, name)
 
     def chunks(self, kept: np.ndarray | None, count: int, chunk: int | None) -> Iterator[Any]:
         """Yields the places of a chunk's rows, chunk by chunk, of all rows or those that are kept."""

@@ -12,9 +12,11 @@ from maxsoftmax._arrays import memory
 from maxsoftmax._arrays.call import Call, check_like
 from maxsoftmax._arrays.layout import Layout, Rows, without
 from maxsoftmax._arrays.memory import accumulator, product
+from maxsoftmax._types import maps
 
 if TYPE_CHECKING:
-    from maxsoftmax._types import Array, Flag, Where
+    from maxsoftmax._types import Array as Kind
+    from maxsoftmax._types import Flag, Where
 
 
 @overload
@@ -29,14 +31,14 @@ def token_log_probs(
 ) -> Any: ...
 @overload
 def token_log_probs(
-    x: Array,
+    x: Kind,
     tokens: Any,
     axis: SupportsIndex = ...,
     *,
     temperature: float | None = ...,
     entropy: Literal[False] = ...,
     device: Where = ...,
-) -> Array: ...
+) -> Kind: ...
 @overload
 def token_log_probs(
     x: np.ndarray[Any, Any],
@@ -49,14 +51,14 @@ def token_log_probs(
 ) -> tuple[Any, Any]: ...
 @overload
 def token_log_probs(
-    x: Array,
+    x: Kind,
     tokens: Any,
     axis: SupportsIndex = ...,
     *,
     temperature: float | None = ...,
     entropy: Literal[True],
     device: Where = ...,
-) -> tuple[Array, Array]: ...
+) -> tuple[Kind, Kind]: ...
 @overload
 def token_log_probs(
     x: object,
@@ -109,6 +111,7 @@ def token_log_probs(
     return result if entropies is None else (result, asked.call.result(entropies))
 
 
+@maps
 def token_log_probs_backward(
     x: Any,
     tokens: Any,

@@ -7,6 +7,7 @@ whole chunks by rows that do not count.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 from max.dtype import DType
@@ -66,14 +67,29 @@ class Choices(NamedTuple):
     z_loss: float
 
 
-def chunk_of(logits: Logits, chunk: int | None) -> int:
-    """Returns how many rows to take at a time."""
-    n, rows = logits.weight.shape[0], logits.hidden.shape[0]
-    step = chunk or STEP
+def chunk_of(logits: Logits, chunk: int | None, summed: bool) -> int:
+    """Returns how many rows to take at a time.
+
+    Args:
+        logits: What logits are made of.
+        chunk: What the caller chose.
+        summed: Whether the weight's gradient is wanted, whose sum over chunks would be in `wide`.
+    """
+    n, (rows, features), dtype = logits.weight.shape[0], logits.hidden.shape, logits.hidden.dtype
+    is_gpu, most = logits.hidden.device.is_gpu(), chunk or STEP
     if chunk is None and isinstance(n, StaticDim):
-        fit = MEMORY[logits.hidden.device.is_gpu()] // (max(1, int(n)) * logits.hidden.dtype.size_in_bytes)
-        step = STEP * max(1, fit // STEP)
-    return min(step, max(1, int(rows))) if isinstance(rows, StaticDim) else step
+        most = STEP * max(1, MEMORY[is_gpu] // (max(1, int(n)) * dtype.size_in_bytes) // STEP)
+    if not isinstance(rows, StaticDim):
+        return most
+    if chunk is None and summed and is_gpu and dtype != logits.wide and isinstance(features, StaticDim):
+        # The logits of so many are no larger than a sum would be, which is not needed then.
+        if int(rows) * dtype.size_in_bytes <= int(features) * logits.wide.size_in_bytes:
+            return max(1, int(rows))
+        most = max(most, int(features) // STEP * STEP)
+    count = max(1, int(rows))
+    if count <= most or chunk:
+        return min(count, most)
+    return STEP * ceil(count / ceil(count / most) / STEP)
 
 
 def cross_entropy(  # noqa: PLR0917
@@ -90,9 +106,9 @@ def cross_entropy(  # noqa: PLR0917
         wanted: Whether gradients are.
     """
     wide, device, rows = logits.wide, logits.hidden.device, logits.hidden.shape[0]
-    n, features = logits.weight.shape[0], logits.hidden.shape[1]
-    step = chunk_of(logits, chunk)
+    step = chunk_of(logits, chunk, wanted)
     padded = _padded(rows, step)
+    is_alone = rows == padded and isinstance(rows, StaticDim) and int(rows) <= step
     counts = max_ops.not_equal(target, max_ops.constant(choices.ignore_index, target.dtype, device))
     nothing = max_ops.constant(0.0, logits.hidden.dtype, device)
     # What is in rows that do not count is not to reach the others by way of a product.
@@ -102,11 +118,12 @@ def cross_entropy(  # noqa: PLR0917
     upstream = None
     if dloss is not None and choices.reduction == "none":
         upstream = _extended(max_ops.cast(dloss, wide), padded, 0.0)
-    states = [_zeros(wide, [padded], device)]
-    if wanted:
-        states += [_zeros(wide, shape, device) for shape in ([padded, features], [features, n])]
-        if logits.bias is not None:
-            states.append(_zeros(wide, [n], device))
+    # The mean of many is a subnormal number in float16: there gradients are divided once they are added up.
+    is_late = logits.hidden.dtype == DType.float16
+    count = max_ops.sum(max_ops.cast(counts, wide), axis=0)
+    scale = _scale(count, dloss if upstream is None else None, choices)
+    of_products = logits.hidden.dtype if is_alone and not is_late else wide
+    states = [_zeros(wide, [padded], device), *(_no_sums(logits, padded) if wanted else [])]
 
     def body(first: TensorValue, losses: TensorValue, *sums: TensorValue) -> list[TensorValue]:
         taken, some = _part(hidden, first, step), _part(classes, first, step)
@@ -117,34 +134,22 @@ def cross_entropy(  # noqa: PLR0917
             return after
         scales = _ones(wide, step, device) if upstream is None else _part(upstream, first, step)
         options: dict[str, Any] = {"ignore_index": choices.ignore_index, "label_smoothing": choices.smoothing}
-        dz = ops.cross_entropy_backward(z, some, pairs, scales, reduction="none", **options)
-        dz = logits.through_cap(z, dz)
-        after.append(_stored(sums[0], _product(dz, logits.weight, wide), first))
-        # The transpose of the smaller of the two: the gradient is turned once, when all is added up.
-        after.append(sums[1] + _product(max_ops.transpose(taken, 0, 1), dz, wide))
-        if logits.bias is not None:
-            after.append(sums[2] + max_ops.squeeze(max_ops.sum(max_ops.cast(dz, wide), axis=0), 0))
-        return after
+        given = scales if is_late else scales * scale
+        dz = ops.cross_entropy_backward(z, some, pairs, given, reduction="none", **options)
+        return after + _added(logits, sums, taken, logits.through_cap(z, dz), first, of_products)
 
     losses, *sums = _loop(rows, step, padded, states, body)
     losses = _first(losses, rows)
-    count = max_ops.sum(max_ops.cast(counts, wide), axis=0)
     loss = losses
     if choices.reduction != "none":
         # Of no loss at all the mean is NaN, as of no number.
         total = max_ops.sum(losses, axis=0)
         loss = max_ops.reshape(total / count if choices.reduction == "mean" else total, [])
-    found = [max_ops.cast(loss, logits.hidden.dtype)]
-    if not wanted:
-        return found
-    scale = _ones(wide, 1, device)
-    if choices.reduction == "mean":
-        scale = scale / max_ops.max(count, scale)
-    if dloss is not None and upstream is None:
-        scale = scale * max_ops.cast(dloss, wide)
     # Rows that do not count have gradients of 0.
-    gradients = [_first(sums[0], rows), max_ops.transpose(sums[1], 0, 1), *sums[2:]]
-    return found + [max_ops.cast(gradient * scale, logits.hidden.dtype) for gradient in gradients]
+    gradients = _found(sums, rows) if wanted else []
+    if is_late:
+        gradients = [gradient * scale for gradient in gradients]
+    return [max_ops.cast(value, logits.hidden.dtype) for value in (loss, *gradients)]
 
 
 def token_log_probs(
@@ -152,7 +157,7 @@ def token_log_probs(
 ) -> list[TensorValue]:
     """Returns the logarithms, (rows, k) as the tokens, and the entropies, (rows,), if they are wanted."""
     wide, device, rows = logits.wide, logits.hidden.device, logits.hidden.shape[0]
-    step = chunk_of(logits, chunk)
+    step = chunk_of(logits, chunk, False)
     padded = _padded(rows, step)
     hidden, chosen = _extended(logits.hidden, padded, 0.0), _extended(tokens, padded, 0)
     states = [_zeros(wide, shape, device) for shape in ([padded, tokens.shape[1]], [padded])[: 1 + entropy]]
@@ -164,6 +169,85 @@ def token_log_probs(
         return [_stored(state, result, first) for state, result in zip(states, results, strict=True)]
 
     return [_first(state, rows) for state in _loop(rows, step, padded, states, body)]
+
+
+def token_log_probs_backward(  # noqa: PLR0917
+    logits: Logits,
+    tokens: TensorValue,
+    dlog_probs: TensorValue | None,
+    dentropy: TensorValue | None,
+    temperature: float,
+    chunk: int | None,
+) -> list[TensorValue]:
+    """Returns the gradients of hidden, weight and bias.
+
+    Args:
+        logits: What logits are made of.
+        tokens: (rows, k).
+        dlog_probs: Their gradients, (rows, k); 1 if None.
+        dentropy: Those of entropies, (rows,); 0 if None.
+        temperature: What logits are divided by.
+        chunk: Rows to take at a time.
+    """
+    wide, rows = logits.wide, logits.hidden.shape[0]
+    step = chunk_of(logits, chunk, True)
+    padded = _padded(rows, step)
+    if dlog_probs is None:
+        dlog_probs = max_ops.broadcast_to(max_ops.constant(1.0, wide, logits.hidden.device), tokens.shape)
+    hidden, chosen = _extended(logits.hidden, padded, 0.0), _extended(tokens, padded, 0)
+    # Rows beyond the last have gradients of 0.
+    upstream = _extended(max_ops.cast(dlog_probs, wide), padded, 0.0)
+    of_entropies = None if dentropy is None else _extended(max_ops.cast(dentropy, wide), padded, 0.0)
+
+    def body(first: TensorValue, *sums: TensorValue) -> list[TensorValue]:
+        taken = _part(hidden, first, step)
+        z = logits.of(taken)
+        more = None if of_entropies is None else _part(of_entropies, first, step)
+        given = _part(chosen, first, step), _part(upstream, first, step), more
+        dz = ops.token_log_probs_backward(z, *given, temperature=temperature)
+        return _added(logits, sums, taken, logits.through_cap(z, dz), first, wide)
+
+    sums = _loop(rows, step, padded, _no_sums(logits, padded), body)
+    return [max_ops.cast(gradient, logits.hidden.dtype) for gradient in _found(sums, rows)]
+
+
+def _no_sums(logits: Logits, padded: Dim) -> list[TensorValue]:
+    """Returns what the gradients of hidden, weight and bias begin with, that of the weight turned."""
+    n, features = logits.weight.shape
+    shapes: list[list[Dim]] = [[padded, features], [features, n], *([] if logits.bias is None else [[n]])]
+    return [_zeros(logits.wide, shape, logits.hidden.device) for shape in shapes]
+
+
+def _added(  # noqa: PLR0917
+    logits: Logits, sums: Sequence[TensorValue], taken: TensorValue, dz: TensorValue, first: TensorValue, of: DType
+) -> list[TensorValue]:
+    """Returns the gradients with those of a chunk: its rows, and the gradients of its logits. Products are in `of`."""
+    is_alone = sums[0].shape[0] == taken.shape[0]
+    # The transpose of the smaller of the two: the gradient is turned once, when all is added up.
+    product = _product(max_ops.transpose(taken, 0, 1), dz, of)
+    after = [_stored(sums[0], _product(dz, logits.weight, of), first), product if is_alone else sums[1] + product]
+    if logits.bias is not None:
+        after.append(sums[2] + max_ops.squeeze(max_ops.sum(max_ops.cast(dz, logits.wide), axis=0), 0))
+    return after
+
+
+def _found(sums: Sequence[TensorValue], rows: Dim) -> list[TensorValue]:
+    """Returns the gradients, once all is added up."""
+    return [_first(sums[0], rows), max_ops.transpose(sums[1], 0, 1), *sums[2:]]
+
+
+def _scale(count: TensorValue, dloss: TensorValue | None, choices: Choices) -> TensorValue:
+    """Returns what gradients of rows' losses are multiplied by, (1,).
+
+    Args:
+        count: How many rows count.
+        dloss: The gradient of the loss, if that is one number and it is not 1.
+        choices: Of the loss.
+    """
+    scale = _ones(count.dtype, 1, count.device)
+    if choices.reduction == "mean":
+        scale = scale / max_ops.max(count, scale)
+    return scale if dloss is None else scale * max_ops.cast(dloss, count.dtype)
 
 
 def _losses(z: TensorValue, classes: TensorValue, choices: Choices) -> tuple[TensorValue, TensorValue]:
@@ -185,7 +269,7 @@ def _losses(z: TensorValue, classes: TensorValue, choices: Choices) -> tuple[Ten
 
 
 def _product(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
-    """Returns a matrix product in the dtype of its arithmetic."""
+    """Returns a matrix product in a dtype: its own, or that of its arithmetic."""
     if a.dtype == wide:
         return max_ops.matmul(a, b)
     # The function has no argument for it, but the op of that name has.

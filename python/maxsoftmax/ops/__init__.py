@@ -876,7 +876,8 @@ def linear_cross_entropy_backward(
         softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
         z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
         chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
-            at least 128; 128 where n is symbolic.
+            at least 128; 128 where n is symbolic. On a GPU, of static rows and features in bfloat16 or float16, it is
+            at least as many as there are features, and all if they are at most twice as many.
 
     Returns:
         The loss, and the gradients of hidden, weight and bias, of their shapes; the last one None without a bias.
@@ -1002,6 +1003,74 @@ def linear_token_log_probs(
     log_probs, *entropies = _linear().token_log_probs(made, each, *options)
     result = max_ops.reshape(log_probs, shape)
     return (result, max_ops.reshape(entropies[0], _value(hidden).shape[:-1])) if entropy else result
+
+
+def linear_token_log_probs_backward(
+    hidden: TensorValueLike,
+    weight: TensorValueLike,
+    tokens: TensorValueLike,
+    bias: TensorValueLike | None = None,
+    dlog_probs: TensorValueLike | None = None,
+    *,
+    dentropy: TensorValueLike | None = None,
+    temperature: float | None = None,
+    softcap: float | None = None,
+    chunk: int | None = None,
+) -> tuple[TensorValue, TensorValue, TensorValue | None]:
+    """Adds the gradients of what the logits of `linear_token_log_probs` are made of.
+
+    The logits are made again. The gradients of weight and bias are added up in float32 or wider over all chunks, and
+    rounded once.
+
+    Args:
+        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        weight: (n, features) for n classes, of the dtype of `hidden`.
+        tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has no
+            gradient if its own is 0, and else makes the row NaN.
+        bias: (n,), of the dtype of `hidden`, or None.
+        dlog_probs: The gradients of the logarithms, of the shape of `tokens` and a floating dtype; 1 if None.
+        dentropy: The gradients of the entropies, of shape (…) and a floating dtype; 0 if None.
+        temperature: A positive number that logits are divided by; 1 if None.
+        softcap: A positive number c that turns logits z into c · tanh(z / c) before the temperature; None for none.
+        chunk: Rows to take at a time, as of `linear_cross_entropy_backward`.
+
+    Returns:
+        The gradients of hidden, weight and bias, of their shapes; the last one None without a bias.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If shapes or devices do not fit, or another argument is not one of these.
+        LookupError: If no graph is being built.
+
+    Example:
+        >>> from max.dtype import DType
+        >>> from max.graph import DeviceRef, Graph, TensorType
+        >>> hidden = TensorType(DType.float32, ("rows", 768), DeviceRef.CPU())
+        >>> weight = TensorType(DType.float32, (50257, 768), DeviceRef.CPU())
+        >>> classes = TensorType(DType.int64, ("rows",), DeviceRef.CPU())
+        >>> with Graph("head", input_types=[hidden, weight, classes]) as graph:
+        ...     dhidden, dweight, _ = maxsoftmax.ops.linear_token_log_probs_backward(*graph.inputs)
+        >>> dweight.shape
+        [Dim(50257), Dim(768)]
+    """
+    made = _made(hidden, weight, bias, softcap)
+    options = check_temperature(temperature), check_chunk(chunk)
+    chosen, shape = _of_rows(tokens, "tokens", hidden, several=True)
+    each = chosen if len(chosen.shape) > 1 else max_ops.unsqueeze(chosen, 1)
+    kept = list(_value(hidden).shape[:-1])
+    given = []
+    for upstream, name, wanted, flat in (
+        (dlog_probs, "dlog_probs", shape, each.shape),
+        (dentropy, "dentropy", kept, each.shape[:1]),
+    ):
+        value = None if upstream is None else _value(upstream, name)
+        if value is not None:
+            check_dtype(value.dtype, name)
+            _check(value, name, value.dtype, wanted, made.hidden.device)
+            value = max_ops.reshape(value, flat)
+        given.append(value)
+    dhidden, dweight, *dbias = _linear().token_log_probs_backward(made, each, *given, *options)
+    return max_ops.reshape(dhidden, _value(hidden).shape), dweight, dbias[0] if dbias else None
 
 
 def _linear() -> Any:

@@ -352,8 +352,8 @@ def linear_cross_entropy(
         softcap: A positive number c that turns logits z into c · tanh(z / c), as in Gemma 2; None for none.
         z_loss: What a row's squared logsumexp is multiplied by and added to its loss, as in PaLM; 0 for none.
         chunk: Rows to take at a time. If None, so many that their logits have 24 MB on a CPU and 512 MB on a GPU, but
-            at least 128, and on a GPU, if the gradient of a weight in bfloat16 or float16 is wanted, up to twice as
-            many as there are features. Fewer take less memory and more time.
+            at least 128, and on a GPU, if the gradient of a weight in bfloat16 or float16 is wanted, at least as many
+            as there are features, and all if they are at most twice as many. Fewer take less memory and more time.
 
     Returns:
         The loss: a scalar, or of the shape of `target`; of the dtype and device of `hidden`, but float32 for bfloat16

@@ -1,9 +1,10 @@
 """Logits that a matrix product makes, a chunk of rows at a time, and the gradients of what they are made of.
 
 A chunk's logits lie in memory that the next chunk uses again. The gradients of the weight and the bias are sums over
-chunks: in float32 or wider, and rounded once. A sum of float32 is twice as large as a weight of bfloat16, and each
-chunk reads and writes it. So on a GPU a chunk's logits may be as large as such a sum, if that is more than `MEMORY`
-says: they are of twice as many rows as there are features. Of no more rows there is one chunk, and no sum.
+chunks: in float32 or wider, and rounded once. A sum of float32 is twice as large as a weight of bfloat16; half of it
+lies where the gradient will be. On a GPU a chunk has as many rows as there are features, if these are more than
+`MEMORY` says: its logits are as large as the other half. Rows that are at most twice as many are one chunk, whose
+logits are no larger than both, and there is no sum.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def chunk_of(count: int, weight: torch.Tensor, dtype: torch.dtype, summed: bool,
     n, features = weight.shape
     most = STEP * max(1, MEMORY[kind] // (max(1, n) * dtype.itemsize) // STEP)
     if kind == "cuda" and summed:
-        most = max(most, features * wide(dtype).itemsize // dtype.itemsize)
-    if count <= most:
-        return max(count, 1)
+        if count * dtype.itemsize <= features * wide(dtype).itemsize:
+            return max(count, 1)
+        most = max(most, features // STEP * STEP)
     # As many chunks as it takes, of about one length: products of few rows are slow.
-    rows: int = STEP * ceil(count / ceil(count / most) / STEP)
+    rows: int = STEP * max(1, ceil(count / ceil(max(count, 1) / most) / STEP))
     return rows
 
 
@@ -159,11 +160,14 @@ class Products:
             if self._sum is None:
                 self._dweight.addmm_(dlogits.t(), taken, **how)
             else:
-                self._sum.add(dlogits, taken, self._taken == self._count, **how)
+                self._sum.add(dlogits, taken, **how)
 
     def gradients(self) -> Gradients:
         """Returns the gradients that are wanted, of all chunks, in the dtypes of what they are of."""
-        del self._room, self._sum
+        # What is rounded may lie there meanwhile.
+        del self._room
+        if self._sum is not None:
+            self._sum.round()
         dbias = None if self._dbias is None or self._of_bias is None else self._dbias.to(self._of_bias.dtype)
         return self._dhidden, self._dweight, dbias
 
@@ -171,8 +175,7 @@ class Products:
 class _Sum:
     """The sum of the products of all chunks, in a dtype that may be wider than its result's.
 
-    If elements are twice as large, its first half lies where the result will be. The last chunk's products are added to
-    a block at a time and rounded from there, none before what lies in its place has been taken.
+    If elements are twice as large, its first half lies where the result will be.
 
     Args:
         result: (n, features).
@@ -183,27 +186,33 @@ class _Sum:
         n, features = result.shape
         self._result, self._rounds = result, result.dtype is not dtype
         half = n // 2 if dtype.itemsize == 2 * result.dtype.itemsize else 0
-        self._parts = [result.view(-1)[: 2 * half * features].view(dtype).view(half, features)] if half else []
-        self._parts += (
-            [torch.empty(n - half, features, dtype=dtype, device=result.device)] if self._rounds else [result]
-        )
+        rest = torch.empty(n - half, features, dtype=dtype, device=result.device) if self._rounds else result
+        self._parts = [rest]
+        if half:
+            self._parts.insert(0, result.view(-1)[: 2 * half * features].view(dtype).view(half, features))
 
-    def add(self, dlogits: torch.Tensor, taken: torch.Tensor, is_last: bool, beta: int, alpha: float) -> None:
-        """Adds the product of a chunk's gradients and its rows, and rounds the sum if that is the last."""
-        dtype, first, rounds = self._parts[0].dtype, 0, self._rounds and is_last
+    def add(self, dlogits: torch.Tensor, taken: torch.Tensor, beta: int, alpha: float) -> None:
+        """Adds the product of a chunk's gradients and its rows."""
+        dtype, first = self._parts[0].dtype, 0
         how: dict[str, Any] = {"beta": beta, "alpha": alpha}
         if dlogits.dtype is not dtype and dlogits.is_cuda and _ADDS:
             how["out_dtype"] = dtype
         converts = dlogits.dtype is not dtype and "out_dtype" not in how
         rows = taken.to(dtype) if converts else taken
         for part in self._parts:
-            step = BLOCK if rounds or converts else max(len(part), 1)
+            step = BLOCK if converts else max(len(part), 1)
             for start in range(0, len(part), step):
                 some = part[start : start + step]
-                classes = slice(first + start, first + start + len(some))
-                of_some = dlogits[:, classes].t()
-                total = torch.empty_like(some) if rounds else some
-                torch.addmm(some, of_some.to(dtype) if converts else of_some, rows, **how, out=total)
-                if rounds:
-                    self._result[classes].copy_(total)
+                of_some = dlogits[:, first + start : first + start + len(some)].t()
+                torch.addmm(some, of_some.to(dtype) if converts else of_some, rows, **how, out=some)
             first += len(part)
+
+    def round(self) -> None:
+        """Makes the result of the sum."""
+        *halves, rest = self._parts
+        # That of the first half is written over the sums of both its parts: elsewhere, before it goes there.
+        rounded = [half.to(self._result.dtype) for half in halves]
+        if self._rounds:
+            self._result[len(self._result) - len(rest) :].copy_(rest)
+        for half in rounded:
+            self._result[: len(half)].copy_(half)
