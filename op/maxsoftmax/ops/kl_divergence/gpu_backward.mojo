@@ -15,7 +15,7 @@ from max.gpu.host import Dim
 from ...gpu.cross_entropy_backward import ELEMENTS, MAX_GRID_Y, ROUNDS
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID
-from ...gpu.partition.row import MemoryPart
+from ...gpu.partition.row import MemoryPart, product
 from ...io.memory import MemorySource, MemoryTarget
 from ...io.rows import Rows, Source, Target
 from ...math.exponential import Scale, Unit
@@ -105,13 +105,16 @@ def rows_kernel[
         def gradient[
             width: SIMDLength
         ](x: SIMD[F, width], other: SIMD[F, width]) {imm} -> SIMD[F, width]:
-            var z_p = x * factor
-            var z_q = other * factor
-            var p = scale_p.exp(z_p) * inverse_p
+            # Rounded, whether by the vector or alone at the edges of a row, which are told apart by its address.
+            comptime V = SIMD[F, width]
+            var z_p = product(x, V(factor))
+            var z_q = product(other, V(factor))
+            var p = product(scale_p.exp(z_p), V(inverse_p))
             comptime if of_p:
                 return terms.gradient[True](p, p, z_p - z_q)
             else:
-                return terms.gradient[False](p, scale_q.exp(z_q) * inverse_q, p)
+                var q = product(scale_q.exp(z_q), V(inverse_q))
+                return terms.gradient[False](p, q, p)
 
         comptime for aligned in [True, False]:
             if part.aligned == aligned:

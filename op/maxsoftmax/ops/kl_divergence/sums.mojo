@@ -17,6 +17,7 @@ from ...gpu.hardware.team import (
 from ...gpu.hardware.tree_reduction import Shared
 from ...gpu.hardware.warp_reduction import lanes_reduce
 from ...gpu.partition.granules import Granule, turned
+from ...gpu.partition.row import product
 from ...gpu.streaming_operations import LANES, Sums
 from ...gpu.tuning import Stream
 from ...io.rows import Target, VECTOR_BYTES
@@ -152,13 +153,16 @@ struct DivergenceSums[of: DType](Sums):
         self.s *= self.p.raised(x, self.factor)
         _ = self.q.raised(other, self.factor)
         comptime for j in range(count):
-            var z_p = x[j].cast[F]() * self.factor
-            var z_q = other[j].cast[F]() * self.factor
+            # Rounded, in the kernel of rows that begin at a multiple of 16 bytes and in that of others.
+            var z_p = product(x[j].cast[F](), Self.Values(self.factor))
+            var z_q = product(other[j].cast[F](), Self.Values(self.factor))
             var terms = self.p.quick.exp(z_p)
             self.p.d += terms
             self.q.d += self.q.quick.exp(z_q)
             # Nothing times infinity is not wanted here.
-            self.s += terms.eq(0).select(Self.Values(0), terms * (z_p - z_q))
+            self.s += terms.eq(0).select(
+                Self.Values(0), product(terms, z_p - z_q)
+            )
 
     @inline(.always)
     def of_unit(self, shift: Int32, lane: Int) -> Both:
