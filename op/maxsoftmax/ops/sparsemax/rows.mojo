@@ -120,7 +120,8 @@ struct LogitsRow[dtype: DType](SpannedRow):
         start: Int,
         end: Int,
     ) -> Support[Self.accum]:
-        var sums = SIMD[Self.accum, Self.group](0)
+        # Of many alike in few lanes each addition would round to the same side.
+        var sums = Sum[Self.accum, Self.group]()
         var rest = SIMD[Self.accum, Self.width](0)
         var above = 0
 
@@ -135,12 +136,15 @@ struct LogitsRow[dtype: DType](SpannedRow):
                 return
             above += Int(excess.gt(0).reduce_bit_count())
             comptime if n == Self.group:
-                sums += rebind[type_of(sums)](positive(excess))
+                sums.add_of_few(
+                    rebind[SIMD[Self.accum, Self.group]](positive(excess))
+                )
             else:
                 rest += rebind[type_of(rest)](positive(excess))
 
         _ = each[Self.group, Self.width](add, start, end, end)
-        return {fold_sum[1](fold_sum[Self.width](sums) + rest), Int64(above)}
+        var of_groups = fold_sum[Self.width](sums.value - sums.excess)
+        return {fold_sum[1](of_groups + rest), Int64(above)}
 
     @inline(.always)
     def write(
