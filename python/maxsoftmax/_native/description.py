@@ -59,6 +59,7 @@ OPS = {
     "linear_cross_entropy": _LINEAR,
     "linear_cross_entropy_backward": _LINEAR,
     "linear_token_log_probs": ("token_log_probs", "token_log_probs_backward"),
+    "linear_token_log_probs_backward": ("token_log_probs", "token_log_probs_backward"),
     "token_log_probs": ("token_log_probs", "token_log_probs_backward"),
     "token_log_probs_backward": ("token_log_probs_backward",),
     "kl_divergence": ("kl_divergence", "kl_divergence_backward"),
