@@ -88,13 +88,14 @@ def test_demo_s_first_row_is_puzzle_18():
     x, dims = case
     assert (x.shape, x.dtype, dims) == ((128,), np.float32, (128,))
     for device in runtime.devices():
-        graph = demo.graph(DeviceRef.from_device(device), dims)
-        (result,) = InferenceSession(devices=[device]).load(graph).execute(Buffer.from_numpy(x).to(device))
+        graphs = demo.graphs(DeviceRef.from_device(device), demo.cases().values())
+        model = InferenceSession(devices=[device]).load_all(graphs)["softmax_0"]
+        (result,) = model.execute(Buffer.from_numpy(x).to(device))
         # As the puzzle checks it.
         y = result.to_numpy()
         np.testing.assert_allclose(y, scipy.special.softmax(x), rtol=1e-5)
         assert np.round(np.sum(y), 5) == 1
-        assert demo.measure(name, case, device).correct
+        assert demo.measure(device)[0].correct
 
 
 def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
@@ -463,7 +464,7 @@ def test_what_fails_leaves_standard_output_empty(capsys):
 
 def test_the_figures_of_the_demo_are_json(capsys, monkeypatch):
     result = demo.Result("small", "cpu", 1.5, 0.25, 1e-8, 1.0)
-    monkeypatch.setattr(demo, "measure", lambda *what: result)
+    monkeypatch.setattr(demo, "measure", lambda device: [result])
     assert cli.main(["demo", "--json", "-"]) == 0
     assert result._asdict() in json.loads(capsys.readouterr().out)["results"]
 

@@ -11,7 +11,7 @@ from contract import logits
 from jax_arrays import jax, jnp, ours, run, same
 from maxsoftmax._native import description, load
 
-primitives = pytest.importorskip("maxsoftmax.jax.primitives")
+primitives = pytest.importorskip("maxsoftmax.jax._primitives")
 
 pytestmark = pytest.mark.usefixtures("place_of_jax")
 

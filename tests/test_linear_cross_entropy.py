@@ -3,7 +3,7 @@
 import pytest
 from torch_tensors import TOLERANCE, F, classes, normal, ours, torch, torch_device
 
-products = pytest.importorskip("maxsoftmax.torch.products")
+products = pytest.importorskip("maxsoftmax.torch._products")
 
 DTYPES = [pytest.param(d, marks=[pytest.mark.slow] * (d is torch.float16)) for d in TOLERANCE]
 
@@ -273,7 +273,7 @@ def test_the_gradient_of_the_loss_is_not_rounded(place, dtype):
     ("rows", "n"), [(3, 1), (5, 7), (9, 128), (70, 1000), (9, 1023), (33, 4097), (5, 50257), (3, 128256), (2, 600001)]
 )
 def test_logits_are_overwritten_by_gradients(dtype, index, rows, n):
-    from maxsoftmax.torch.direct_losses import overwrite, wide
+    from maxsoftmax.torch._direct_losses import overwrite, wide
 
     for offset in (0, 1):
         memory = normal(rows * n + offset, dtype=dtype, device="cuda", scale=2).detach().clone()

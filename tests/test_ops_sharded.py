@@ -84,7 +84,7 @@ MODELS = [
         (dtype, inner),
         id=f"{np.dtype(dtype).name}{len(inner) or ''}",
         # Each is compiled for more than a minute.
-        marks=[pytest.mark.slow] * (np.dtype(dtype).itemsize == 2 or bool(inner)),
+        marks=[pytest.mark.slow] * (np.dtype(dtype) != np.float32 or bool(inner)),
     )
     for dtype, inner in KINDS
 ]

@@ -24,7 +24,9 @@ modes = pytest.importorskip("torch.utils._python_dispatch")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 sharded_functions = pytest.importorskip("maxsoftmax.torch.distributed")
-from maxsoftmax.torch import exchange, memory, sharded  # noqa: E402
+from maxsoftmax.torch import _exchange as exchange  # noqa: E402
+from maxsoftmax.torch import _memory as memory  # noqa: E402
+from maxsoftmax.torch import _sharded as sharded  # noqa: E402
 
 LENGTHS = {2: [(5, 3), (0, 9), (700, 1300)], 3: [(4, 0, 6), (3, 3, 3)], 4: [(7, 0, 1, 5)]}
 GATHERS = [name for name in ("all_gather_single", "all_gather_into_tensor", "all_gather") if hasattr(dist, name)]

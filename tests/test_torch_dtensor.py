@@ -7,7 +7,7 @@ dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 tensors = pytest.importorskip("torch.distributed.tensor")
-from maxsoftmax.torch import memory  # noqa: E402
+from maxsoftmax.torch import _memory as memory  # noqa: E402
 
 ROWS, N = 6, 13
 MESHES = {2: (2,), 4: (2, 2)}

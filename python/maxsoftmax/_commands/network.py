@@ -101,7 +101,9 @@ class Training:
         source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         parts = ["train", source, runtime.name(device), architecture, *map(str, shape)]
         with compiling or nullcontext():
-            self._model = artifacts.load(session, parts, functools.partial(_compile, session, shape, device))
+            (self._model,) = artifacts.load(
+                session, parts, functools.partial(_compile, session, shape, device)
+            ).values()
         weights = first_weights(shape, seed)
         moments = [np.zeros_like(w) for w in weights] * 2
         self._samples = [_buffer(a, device) for a in (*learn, *held_out)]

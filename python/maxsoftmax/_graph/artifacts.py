@@ -28,19 +28,19 @@ def load(
     parts: Iterable[str],
     compile: Callable[[], CompiledModel],
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Model:
-    """Returns a model that comes from the cache if it is there, whole and ours; else it is compiled, and kept.
+) -> dict[str, Model]:
+    """Returns models that come from the cache if they are there, whole and ours; else they are compiled, and kept.
 
-    One process at a time compiles it, and others find what that one has kept.
+    One process at a time compiles them, and others find what that one has kept.
 
     Args:
-        session: Where it will run.
-        parts: What makes it another one than others, beside what `_surroundings` knows.
-        compile: Called when there is none; what it raises is passed on.
+        session: Where they will run.
+        parts: What makes them others than others, beside what `_surroundings` knows.
+        compile: Called when there are none; what it raises is passed on.
         waiting: What it returns is entered while another process is waited for.
 
     Returns:
-        The model, ready to execute.
+        The models by the names of their graphs, ready to execute.
     """
     digest = hashlib.sha256("\0".join([*_surroundings(), *parts]).encode()).hexdigest()
     key = f"model-{digest[:32]}"
@@ -57,20 +57,22 @@ def load(
             cache.entry(key, FILE, compiled.export_mef)
         except (OSError, RuntimeError, ValueError) as error:
             warn(f"the compiled model is not kept for the next process: {error}")
-    return session.init(compiled)
+    made: dict[str, Model] = session.init_all(compiled)
+    return made
 
 
-def _kept(session: InferenceSession, key: str) -> Model | None:
-    """Returns a model from the cache, if it is there, whole and ours, and MAX can load it."""
+def _kept(session: InferenceSession, key: str) -> dict[str, Model] | None:
+    """Returns models from the cache, if they are there, whole and ours, and MAX can load them."""
     path = cache.find(key, FILE)
     if path is None:
         return None
     try:
-        return session.load(path)
+        found: dict[str, Model] = session.load_all(path)
     except Exception as error:  # Whatever MAX raises: the file is as it was written, and still of no use.
         warn(f"{path} is compiled anew, because MAX cannot load it: {error}")
         cache.remove(key)
         return None
+    return found
 
 
 @functools.cache

@@ -15,11 +15,12 @@ from typing import Any
 
 from max.driver import CPU, Accelerator, Device, accelerator_count
 from max.engine import CompiledModel, InferenceSession, Model
-from max.graph import Graph
+from max.graph import Graph, Module
 
 from maxsoftmax import _cache as cache
 from maxsoftmax import _files as files
 from maxsoftmax._graph import artifacts
+from maxsoftmax._graph.extension import extension
 from maxsoftmax._interrupt import interruptible
 
 MAX_CACHE = "MODULAR_CACHE_DIR"
@@ -28,7 +29,7 @@ MAX_CACHE = "MODULAR_CACHE_DIR"
 Observer = Callable[[str], AbstractContextManager[Any]]
 
 _observers: list[Observer] = []
-_models: dict[tuple[str, ...], Model] = {}
+_models: dict[tuple[str, ...], dict[str, Model]] = {}
 _compiling = threading.Lock()
 
 
@@ -70,6 +71,21 @@ def model(device: Device, what: str, graph: Callable[[], Graph]) -> Model:
     Returns:
         The model. Safe to call from several threads.
     """
+    (found,) = models(device, what, graph).values()
+    return found
+
+
+def models(device: Device, what: str, graphs: Callable[[], Graph | Module]) -> dict[str, Model]:
+    """Returns the models of all graphs of a module, by their names: most of MAX's time is spent once for all of them.
+
+    Args:
+        device: Where they run.
+        what: What they compute, as of `model`.
+        graphs: Called for the module, or for a single graph, when there are no models yet.
+
+    Returns:
+        The models. Safe to call from several threads.
+    """
     architecture = "" if device.is_host else device.architecture_name
     parts = (name(device), architecture, what)
     # One lock for all: MAX compiles one graph at a time anyway.
@@ -86,14 +102,14 @@ def model(device: Device, what: str, graph: Callable[[], Graph]) -> Model:
 
             def compile() -> Any:
                 with observed():
-                    made = graph()
+                    made = graphs()
                     return compiled(session, made)
 
             _models[parts] = artifacts.load(session, parts, compile, observed)
     return _models[parts]
 
 
-def compiled(session: InferenceSession, graph: Graph) -> CompiledModel:
+def compiled(session: InferenceSession, graph: Graph | Module) -> CompiledModel:
     """Returns a graph as MAX compiles it, which Ctrl-C ends at once.
 
     MAX fails where its own cache is on a full disk, so that it is given a temporary one then.
@@ -104,7 +120,9 @@ def compiled(session: InferenceSession, graph: Graph) -> CompiledModel:
         if shutil.disk_usage(nearest).free < files.ROOM:
             there = cache.temporary(folder, os.strerror(errno.ENOSPC), MAX_CACHE)
             os.environ[MAX_CACHE] = str(there)
-    return interruptible(lambda: session.compile(graph))
+    # Of a module, MAX forgets what its graphs were given.
+    extensions = [extension()] if isinstance(graph, Module) else None
+    return interruptible(lambda: session.compile(graph, custom_extensions=extensions))
 
 
 def max_cache() -> Path:

@@ -31,8 +31,10 @@ from maxsoftmax._arguments import (
     normalize_axis,
     words,
 )
-from maxsoftmax.jax import differentiable, sharded, weighted
-from maxsoftmax.jax.primitives import accumulator
+from maxsoftmax.jax import _differentiable as differentiable
+from maxsoftmax.jax import _sharded as sharded
+from maxsoftmax.jax import _weighted as weighted
+from maxsoftmax.jax._primitives import accumulator
 
 __all__ = [
     "cross_entropy",
@@ -43,6 +45,12 @@ __all__ = [
     "sparsemax",
     "token_log_probs",
 ]
+
+
+def __dir__() -> list[str]:
+    """Returns what there is to use here, without what it is made of."""
+    return sorted(__all__)
+
 
 Axes = int | Sequence[int] | None
 

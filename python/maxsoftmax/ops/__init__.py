@@ -45,6 +45,35 @@ from maxsoftmax._graph import tuning
 from maxsoftmax._graph.extension import extension
 from maxsoftmax._types import Algorithm, Reduction
 
+__all__ = [
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_backward_",
+    "cross_entropy_forward",
+    "kl_divergence",
+    "kl_divergence_backward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_token_log_probs",
+    "linear_token_log_probs_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "logsumexp",
+    "max_sum",
+    "softmax",
+    "softmax_backward",
+    "sparsemax",
+    "sparsemax_backward",
+    "token_log_probs",
+    "token_log_probs_backward",
+]
+
+
+def __dir__() -> list[str]:
+    """Returns what there is to use here, without what it is made of."""
+    return sorted({*__all__, "sharded"})
+
+
 _OPERANDS = ("scale", "mask", "temperature", "sink")
 """What logits may be scaled, masked or divided by, and what is added to their denominator, as the op takes them."""
 

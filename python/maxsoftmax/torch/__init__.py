@@ -25,12 +25,16 @@ from maxsoftmax._arguments import (
     check_z_loss,
 )
 from maxsoftmax._types import Reduction
-from maxsoftmax.torch import autograd, linear, linear_tokens, losses, operators
-from maxsoftmax.torch.arguments import check_same, check_tensor, check_tokens, dimension
-from maxsoftmax.torch.direct_losses import REDUCTIONS
-from maxsoftmax.torch.modes import is_autocast
-from maxsoftmax.torch.outputs import along
-from maxsoftmax.torch.patch import patch
+from maxsoftmax.torch import _autograd as autograd
+from maxsoftmax.torch import _linear as linear
+from maxsoftmax.torch import _linear_tokens as linear_tokens
+from maxsoftmax.torch import _losses as losses
+from maxsoftmax.torch import _operators as operators
+from maxsoftmax.torch._arguments import check_same, check_tensor, check_tokens, dimension
+from maxsoftmax.torch._direct_losses import REDUCTIONS
+from maxsoftmax.torch._modes import is_autocast
+from maxsoftmax.torch._outputs import along
+from maxsoftmax.torch._patch import patch
 
 __all__ = [
     "cross_entropy",
@@ -44,6 +48,12 @@ __all__ = [
     "sparsemax",
     "token_log_probs",
 ]
+
+
+def __dir__() -> list[str]:
+    """Returns what there is to use here, without what it is made of."""
+    return sorted({*__all__, "distributed"})
+
 
 CLASSES = (torch.int64, torch.int32)
 """What the kernels take as classes."""

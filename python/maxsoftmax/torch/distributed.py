@@ -27,11 +27,11 @@ import torch
 
 from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction
 from maxsoftmax._types import Reduction
-from maxsoftmax.torch import sharded_operators
-from maxsoftmax.torch.arguments import check_target, check_tensor, dimension
-from maxsoftmax.torch.exchange import Place, place_in
-from maxsoftmax.torch.memory import PLAIN
-from maxsoftmax.torch.modes import autocast
+from maxsoftmax.torch import _sharded_operators as sharded_operators
+from maxsoftmax.torch._arguments import check_target, check_tensor, dimension
+from maxsoftmax.torch._exchange import Place, place_in
+from maxsoftmax.torch._memory import PLAIN
+from maxsoftmax.torch._modes import autocast
 
 __all__ = ["cross_entropy", "log_softmax", "logsumexp", "softmax"]
 

@@ -129,7 +129,7 @@ class OurJax(Jax):
     def __init__(self, device: Device, threads: int) -> None:
         super().__init__(device, threads)
         from maxsoftmax import jax as ours
-        from maxsoftmax.jax import differentiable
+        from maxsoftmax.jax import _differentiable as differentiable
 
         self.nn, self.backward = ours, differentiable.softmax_backward
 

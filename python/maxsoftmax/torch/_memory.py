@@ -9,7 +9,7 @@ import torch
 
 from maxsoftmax import _native
 from maxsoftmax._arrays import reused
-from maxsoftmax.torch import layouts
+from maxsoftmax.torch import _layouts as layouts
 
 NAMES = {
     torch.float32: "float32",

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from maxsoftmax import _native
-from maxsoftmax.torch import layouts, memory
-from maxsoftmax.torch.arguments import check_result, check_same, check_tensor
-from maxsoftmax.torch.direct_losses import wide
-from maxsoftmax.torch.memory import VECTOR, dense, like, placed, plan, remember, run, shifted
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch import _memory as memory
+from maxsoftmax.torch._arguments import check_result, check_same, check_tensor
+from maxsoftmax.torch._direct_losses import wide
+from maxsoftmax.torch._memory import VECTOR, dense, like, placed, plan, remember, run, shifted
 
 SUMS = 5
 """How many accumulators there are of a row."""

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from jax.interpreters import ad
 
 from maxsoftmax import _native
-from maxsoftmax.jax.primitives import PAIR, ROW, SUM, SUMS, TOKENS, WHOLE, accumulator, bind, formula, primitives
+from maxsoftmax.jax._primitives import PAIR, ROW, SUM, SUMS, TOKENS, WHOLE, accumulator, bind, formula, primitives
 
 LOGSUMEXP, PAIRS = (1,), (0,)
 """What the library of statistics is told to return."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from maxsoftmax.torch.memory import NAMES, PLAIN
-from maxsoftmax.torch.modes import is_forward
+from maxsoftmax.torch._memory import NAMES, PLAIN
+from maxsoftmax.torch._modes import is_forward
 
 _lock = threading.Lock()
 _depth = 0

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import torch
 
 from maxsoftmax import _native
-from maxsoftmax.torch import layouts, memory
-from maxsoftmax.torch.arguments import check_result, check_target, check_tensor
-from maxsoftmax.torch.memory import dense, launch, like, placed, plan, remember
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch import _memory as memory
+from maxsoftmax.torch._arguments import check_result, check_target, check_tensor
+from maxsoftmax.torch._memory import dense, launch, like, placed, plan, remember
 
 REDUCTIONS = {"none": 0, "sum": 1, "mean": 2}
 """What the kernels call them."""

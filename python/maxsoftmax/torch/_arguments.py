@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from maxsoftmax._arguments import check_target_shape, check_tokens_shape
-from maxsoftmax.torch.memory import NAMES
+from maxsoftmax.torch._memory import NAMES
 
 _ALLOWED = "float32, bfloat16, float16 or float64"
 

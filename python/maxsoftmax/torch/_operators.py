@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from maxsoftmax.torch import autograd, direct, direct_divergence, direct_losses, direct_tokens, linear, linear_tokens
-from maxsoftmax.torch.arguments import check_same, check_target, check_tokens
-from maxsoftmax.torch.direct_losses import empty_losses
-from maxsoftmax.torch.direct_tokens import empty_results
-from maxsoftmax.torch.memory import fresh_like
+from maxsoftmax.torch import _autograd as autograd
+from maxsoftmax.torch import _direct as direct
+from maxsoftmax.torch import _direct_divergence as direct_divergence
+from maxsoftmax.torch import _direct_losses as direct_losses
+from maxsoftmax.torch import _direct_tokens as direct_tokens
+from maxsoftmax.torch import _linear as linear
+from maxsoftmax.torch import _linear_tokens as linear_tokens
+from maxsoftmax.torch._arguments import check_same, check_target, check_tokens
+from maxsoftmax.torch._direct_losses import empty_losses
+from maxsoftmax.torch._direct_tokens import empty_results
+from maxsoftmax.torch._memory import fresh_like
 
 _library = torch.library.Library("maxsoftmax", "DEF")
 _CHOICES = "int ignore_index, float label_smoothing, str reduction"

@@ -18,9 +18,9 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from maxsoftmax.jax import differentiable
-from maxsoftmax.jax.differentiable import derivatives, linear, transpose
-from maxsoftmax.jax.primitives import PAIR, ROW, SUM, WHOLE, accumulator, bind, formula, spread, varying
+from maxsoftmax.jax import _differentiable as differentiable
+from maxsoftmax.jax._differentiable import derivatives, linear, transpose
+from maxsoftmax.jax._primitives import PAIR, ROW, SUM, WHOLE, accumulator, bind, formula, spread, varying
 
 ABSENT, IGNORED, WRONG = -1, -2, -3
 """What a row's class is in a shard, if it is elsewhere, the row does not count, or its target is no class."""

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled as _has_gradients
 
-from maxsoftmax.torch import direct, direct_divergence, direct_losses, direct_tokens
-from maxsoftmax.torch.arguments import check_tensor, dimension
-from maxsoftmax.torch.direct_losses import class_dimension
-from maxsoftmax.torch.memory import PLAIN
-from maxsoftmax.torch.modes import is_forward, is_watched
+from maxsoftmax.torch import _direct as direct
+from maxsoftmax.torch import _direct_divergence as direct_divergence
+from maxsoftmax.torch import _direct_losses as direct_losses
+from maxsoftmax.torch import _direct_tokens as direct_tokens
+from maxsoftmax.torch._arguments import check_tensor, dimension
+from maxsoftmax.torch._direct_losses import class_dimension
+from maxsoftmax.torch._memory import PLAIN
+from maxsoftmax.torch._modes import is_forward, is_watched
 
 _operators = torch.ops.maxsoftmax
 
@@ -34,7 +37,7 @@ def _is_dtensor(x: torch.Tensor) -> bool:
 def _dtensors() -> Any:
     """Returns the functions for such tensors, which are made of those here."""
     # As a statement, which torch.compile follows.
-    from maxsoftmax.torch import dtensor
+    from maxsoftmax.torch import _dtensor as dtensor
 
     return dtensor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from maxsoftmax.torch.direct_losses import wide
+from maxsoftmax.torch._direct_losses import wide
 
 MEMORY = {"cpu": 24 << 20, "cuda": 512 << 20}
 """Bytes of a chunk's logits, unless told otherwise."""

@@ -13,7 +13,8 @@ import torch
 from torch.distributed import tensor as tensors
 
 from maxsoftmax._types import Reduction
-from maxsoftmax.torch import autograd, distributed
+from maxsoftmax.torch import _autograd as autograd
+from maxsoftmax.torch import distributed
 
 
 def along(name: str, x: Any, dim: int) -> Any:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from maxsoftmax.torch import direct_losses, direct_tokens
-from maxsoftmax.torch.arguments import check_device, check_tensor, spelled
-from maxsoftmax.torch.direct_losses import TargetError, wide
-from maxsoftmax.torch.modes import is_watched
-from maxsoftmax.torch.products import Products
+from maxsoftmax.torch import _direct_losses as direct_losses
+from maxsoftmax.torch import _direct_tokens as direct_tokens
+from maxsoftmax.torch._arguments import check_device, check_tensor, spelled
+from maxsoftmax.torch._direct_losses import TargetError, wide
+from maxsoftmax.torch._modes import is_watched
+from maxsoftmax.torch._products import Products
 
 NOTHING = (False, False, False)
 """No gradient is wanted."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from maxsoftmax.torch import sharded
-from maxsoftmax.torch.direct_losses import wide
+from maxsoftmax.torch import _sharded as sharded
+from maxsoftmax.torch._direct_losses import wide
 
 _library = torch.library.Library("maxsoftmax", "FRAGMENT")
 _operators = torch.ops.maxsoftmax

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 
 from maxsoftmax import _native
-from maxsoftmax.torch import layouts, memory
-from maxsoftmax.torch.arguments import check_same, check_tensor, dimension
-from maxsoftmax.torch.memory import dense, launch, like, placed, plan, remember
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch import _memory as memory
+from maxsoftmax.torch._arguments import check_same, check_tensor, dimension
+from maxsoftmax.torch._memory import dense, launch, like, placed, plan, remember
 
 _empty_like = torch.empty_like
 

@@ -12,11 +12,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from maxsoftmax._arguments import words
-from maxsoftmax.torch import direct_tokens
-from maxsoftmax.torch.direct_losses import wide
-from maxsoftmax.torch.linear import NOTHING, check_integers, check_matrices
-from maxsoftmax.torch.modes import is_watched
-from maxsoftmax.torch.products import Products
+from maxsoftmax.torch import _direct_tokens as direct_tokens
+from maxsoftmax.torch._direct_losses import wide
+from maxsoftmax.torch._linear import NOTHING, check_integers, check_matrices
+from maxsoftmax.torch._modes import is_watched
+from maxsoftmax.torch._products import Products
 
 Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """The logarithms, the entropies (of no elements where they are not wanted), and the gradients that are wanted."""

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from maxsoftmax import _native
-from maxsoftmax.torch import layouts, memory
-from maxsoftmax.torch.arguments import check_result, check_tensor, check_tokens
-from maxsoftmax.torch.direct_losses import wide
-from maxsoftmax.torch.memory import dense, like, placed, plan, remember, run
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch import _memory as memory
+from maxsoftmax.torch._arguments import check_result, check_tensor, check_tokens
+from maxsoftmax.torch._direct_losses import wide
+from maxsoftmax.torch._memory import dense, like, placed, plan, remember, run
 
 Sums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The logarithms, the entropies (of no elements where they are not wanted), and what the gradient needs."""

@@ -13,9 +13,10 @@ import torch
 
 from maxsoftmax import _native
 from maxsoftmax._native.description import POINTERS
-from maxsoftmax.torch import layouts, memory
-from maxsoftmax.torch.direct_losses import REDUCTIONS, TargetError, wide
-from maxsoftmax.torch.exchange import HEADER, exchanged, found_group, gathered
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch import _memory as memory
+from maxsoftmax.torch._direct_losses import REDUCTIONS, TargetError, wide
+from maxsoftmax.torch._exchange import HEADER, exchanged, found_group, gathered
 
 IGNORED, WRONG = -1, -2
 """What a row's class is among those of a shard, if the row does not count, or its target is no class."""

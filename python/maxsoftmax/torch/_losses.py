@@ -13,10 +13,10 @@ import torch
 from torch.nn import _reduction
 
 from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction, check_z_loss, class_axis
-from maxsoftmax.torch import autograd
-from maxsoftmax.torch.arguments import check_device, check_result, check_target, check_tensor, spelled
-from maxsoftmax.torch.direct_losses import class_dimension, wide
-from maxsoftmax.torch.modes import autocast
+from maxsoftmax.torch import _autograd as autograd
+from maxsoftmax.torch._arguments import check_device, check_result, check_target, check_tensor, spelled
+from maxsoftmax.torch._direct_losses import class_dimension, wide
+from maxsoftmax.torch._modes import autocast
 
 
 def cross_entropy(  # noqa: PLR0917 (as torch has them)

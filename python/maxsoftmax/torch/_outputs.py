@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from maxsoftmax.torch import autograd, direct, layouts
-from maxsoftmax.torch.arguments import check_device, check_tensor, dimension, spelled
-from maxsoftmax.torch.memory import PLAIN
-from maxsoftmax.torch.modes import autocast, is_watched
+from maxsoftmax.torch import _autograd as autograd
+from maxsoftmax.torch import _direct as direct
+from maxsoftmax.torch import _layouts as layouts
+from maxsoftmax.torch._arguments import check_device, check_tensor, dimension, spelled
+from maxsoftmax.torch._memory import PLAIN
+from maxsoftmax.torch._modes import autocast, is_watched
 
 
 def along(name: str, x: Any, dim: Any, dtype: torch.dtype | None, out: Any) -> torch.Tensor:
