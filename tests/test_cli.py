@@ -89,7 +89,9 @@ def test_demo_s_first_row_is_puzzle_18():
     assert (x.shape, x.dtype, dims) == ((128,), np.float32, (128,))
     for device in runtime.devices():
         graphs = demo.graphs(DeviceRef.from_device(device), demo.cases().values())
-        model = InferenceSession(devices=[device]).load_all(graphs)["softmax_0"]
+        model = InferenceSession(devices=[device]).load_all(graphs, custom_extensions=[maxsoftmax.extension()])[
+            "softmax_0"
+        ]
         (result,) = model.execute(Buffer.from_numpy(x).to(device))
         # As the puzzle checks it.
         y = result.to_numpy()

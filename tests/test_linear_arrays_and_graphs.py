@@ -16,6 +16,9 @@ from maxsoftmax._graph import runtime
 LIMIT = {"float32": 4e-6, "bfloat16": 1.6e-2, "float16": 2e-3, "float64": 1e-14}
 """By how much results may be wrong, in norms."""
 
+TENSOR_FLOAT = 1e-3
+"""The same of float32 in a graph on a GPU: MAX multiplies 10 bits there (TF32)."""
+
 CHOICES = [
     {},
     {"reduction": "sum", "ignore_index": 3},
@@ -233,7 +236,7 @@ def test_losses_in_graphs(device, name):
     chosen = {key: value for key, value in options.items() if key != "chunk"}
     for mine, theirs in zip(found, reference(hidden, weight, target, bias, dloss, **chosen), strict=True):
         assert np.asarray(mine).dtype == dtype
-        assert error(mine, theirs) <= LIMIT[np.dtype(dtype).name]
+        assert error(mine, theirs) <= limit(dtype, device)
 
 
 @pytest.mark.slow
@@ -255,7 +258,12 @@ def test_tokens_in_graphs(device):
         *expected_gradients((hidden, weight, bias), tokens, *upstream),
     )
     for mine, theirs in zip(found, expected, strict=True):
-        assert error(mine, theirs) <= 4e-6
+        assert error(mine, theirs) <= limit(np.float32, device)
+
+
+def limit(dtype, device):
+    """Returns by how much results of a graph may be wrong."""
+    return TENSOR_FLOAT if dtype is np.float32 and device == "gpu" else LIMIT[np.dtype(dtype).name]
 
 
 def executed(build, arrays, shapes, device):

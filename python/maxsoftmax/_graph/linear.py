@@ -24,6 +24,11 @@ STEP = 128
 """Rows by which a chunk grows: products are made of blocks of so many."""
 
 
+WHOLE = 64
+"""What dimensions of products of 16 bits are to be multiples of on a GPU: of some others MAX 26.7 writes nothing, or
+beyond its memory (H200: of 24×40 by 40×136, of 40×24 by 24×130)."""
+
+
 class Logits(NamedTuple):
     """What logits are made of, checked."""
 
@@ -42,7 +47,7 @@ class Logits(NamedTuple):
 
     def of(self, taken: TensorValue) -> TensorValue:
         """Returns the logits of some rows."""
-        logits = max_ops.matmul(taken, max_ops.transpose(self.weight, 0, 1))
+        logits = _product(taken, max_ops.transpose(self.weight, 0, 1), taken.dtype)
         if self.bias is not None:
             logits = logits + self.bias
         if self.softcap is not None:
@@ -122,7 +127,8 @@ def cross_entropy(  # noqa: PLR0917
     is_late = logits.hidden.dtype == DType.float16
     count = max_ops.sum(max_ops.cast(counts, wide), axis=0)
     scale = _scale(count, dloss if upstream is None else None, choices)
-    of_products = logits.hidden.dtype if is_alone and not is_late else wide
+    # On a GPU, MAX 26.7's results of 16 bits are wrong for some shapes where those of 32 are right (64×192 by 192×64).
+    of_products = logits.hidden.dtype if is_alone and not is_late and not device.is_gpu() else wide
     states = [_zeros(wide, [padded], device), *(_no_sums(logits, padded) if wanted else [])]
 
     def body(first: TensorValue, losses: TensorValue, *sums: TensorValue) -> list[TensorValue]:
@@ -270,6 +276,16 @@ def _losses(z: TensorValue, classes: TensorValue, choices: Choices) -> tuple[Ten
 
 def _product(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
     """Returns a matrix product in a dtype: its own, or that of its arithmetic."""
+    shape = [a.shape[0], b.shape[1]]
+    if a.device.is_gpu() and a.dtype.size_in_bytes == 2:
+        a, b = _filled(a), _filled(b)
+    product = _multiplied(a, b, wide)
+    if list(product.shape) == shape:
+        return product
+    return max_ops.slice_tensor(product, [(slice(0, _scalar(dim)), dim) for dim in shape])
+
+
+def _multiplied(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
     if a.dtype == wide:
         return max_ops.matmul(a, b)
     # The function has no argument for it, but the op of that name has.
@@ -277,6 +293,17 @@ def _product(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
     parameters = {"transpose_b": False, "packed_b": False}
     (product,) = max_ops.custom("mo.matmul", device=a.device, values=[a, b], out_types=[type], parameters=parameters)
     return product.tensor
+
+
+def _filled(x: TensorValue) -> TensorValue:
+    """Returns a matrix with as many more rows and columns of zeros as make both multiples of `WHOLE`."""
+    for axis in (0, 1):
+        to = _padded(x.shape[axis], WHOLE)
+        if x.shape[axis] != to:
+            shape, more = list(x.shape), list(x.shape)
+            shape[axis], more[axis] = to, to - x.shape[axis]
+            x = max_ops.rebind(max_ops.concat([x, _zeros(x.dtype, more, x.device)], axis=axis), shape)
+    return x
 
 
 def _loop(
