@@ -92,3 +92,14 @@ def test_rows_sum_to_one(how, dtype):
     tolerance = {2: 2e-2, 4: 2e-6, 8: 1e-14}[np.dtype(dtype).itemsize]
     y = maxsoftmax.softmax(logits((100, 300), dtype), **how)
     np.testing.assert_allclose(y.astype(np.float64).sum(axis=-1), 1, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("n", [2, 40, 5000])
+def test_nan_among_nothing_but_infinities(device, dtype, n):
+    x = np.full((3, n), -np.inf, dtype)
+    x[0, n // 2], x[2, 0], x[2, 1] = np.nan, np.inf, np.nan
+    for given, axis in ((x, 1), (np.ascontiguousarray(x.T), 0)):
+        found = maxsoftmax.logsumexp(given, axis=axis, device=device).astype(np.float64)
+        np.testing.assert_array_equal(found, [np.nan, -np.inf, np.nan])
+        assert np.isnan(maxsoftmax.max_sum(given, axis=axis, device=device)[1])[[0, 2]].all()

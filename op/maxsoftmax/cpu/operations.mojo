@@ -256,9 +256,12 @@ struct Statistics[dtype: DType, rows: SIMDLength](Operation):
             var row = place.row + lane
             var m = total.m[lane]
             var d = sums[lane]
-            # d is NaN for either: only the logits tell whether the maximum was found among all of them.
-            if m == inf[Self.accum]() and self._has_nan(place.first + lane):
+            # d is the same with NaN and without: only the logits tell whether the maximum was found among all of them.
+            if abs(m) == inf[Self.accum]() and self._has_nan(
+                place.first + lane
+            ):
                 m = nan[Self.accum]()
+                d = m
             self.y[unsafe_offset=self.step * row] = m
             self.y[unsafe_offset=self.step * row + self.apart] = d
 
