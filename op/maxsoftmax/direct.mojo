@@ -6,7 +6,7 @@ On a GPU a call enqueues its kernels and returns; a `DeviceContext` is a `Queue`
 
 from .ops.finish import Finish
 from .kernels import Kernels
-from .math.loss import LossOptions, Reduction, Targets
+from .math.loss import LossOptions, Reduction, Targets, no_class
 from .math.online import accumulator
 from .queue import Queue
 from .io.rows import Rows, Source, Target
@@ -250,7 +250,15 @@ def cross_entropy[
     if not checked and options.classes == 0:
         var wrong = K.wrong_target(targets, rows, options.ignored)
         if wrong:
-            raise Error(wrong.value())
+            var row = wrong.value()
+            raise Error(
+                no_class(
+                    String(t"target[{row}]"),
+                    targets[row],
+                    rows.n,
+                    options.ignored,
+                )
+            )
     K.losses[dtype, out, contiguous, smoothed](
         loss, pairs, x, targets, rows, options, queue
     )

@@ -6,7 +6,7 @@ from std.sys import get_defined_string, size_of
 from max.gpu.host import DeviceContext
 
 from maxsoftmax.kept import Kept
-from maxsoftmax.math.loss import LossOptions, Reduction, Targets
+from maxsoftmax.math.loss import LossOptions, Reduction, Targets, no_class
 from maxsoftmax.ops.token_log_probs import Asked
 from maxsoftmax.queue import Queue
 from maxsoftmax.io.rows import Rows, Source, Target
@@ -24,6 +24,9 @@ comptime OUT_DTYPE = DType._from_str(
 
 comptime OPTIONS = 5
 """Where in a call the options of the op begin."""
+
+comptime TARGETS = 3
+"""Which pointer the targets of a loss are, wherever the host looks at them."""
 
 comptime Text = Int
 """The address of an error text that the caller releases; 0 where there is none."""
@@ -91,6 +94,17 @@ def targets_of(call: Call, pointers: Pointers, i: Int) -> Targets:
     return {pointers.source[DType.int32](i), call[OPTIONS + 3] != 0}
 
 
+def sentence(call: Call, pointers: Pointers, name: String, row: Int) -> String:
+    """Returns what is wrong with the target of a row, which the caller calls by a name.
+    """
+    return no_class(
+        name,
+        targets_of(call, pointers, TARGETS)[row],
+        call.rows().n,
+        loss_options(call).ignored,
+    )
+
+
 @inline(.always)
 def asked_of(call: Call, pointers: Pointers, i: Int) -> Asked:
     """Returns what is asked of each row, of the tokens at the pointer `i`: how many, whether they have 64 bits, and the temperature.
@@ -113,8 +127,8 @@ trait Op:
         ...
 
     @staticmethod
-    def wrong(call: Call, pointers: Pointers) -> Optional[String]:
-        """Returns what is wrong with values that only the kernels look at, if anything is.
+    def wrong(call: Call, pointers: Pointers) -> Optional[Int]:
+        """Returns the first row whose target is no class, if there is one and the op has targets, behind two results and the logits.
         """
         return None
 
@@ -160,12 +174,13 @@ struct Pointers(Movable):
 
 @inline(.always)
 def run[
-    O: Op
+    O: Op, checked: Bool = False
 ](call: Int, stream: Int, scratch: Int, pointers: Pointers) -> Text:
     """Computes an op, and returns what went wrong.
 
     Parameters:
         O: The op.
+        checked: Whether the caller has looked at targets.
 
     Args:
         call: Address of the call.
@@ -176,9 +191,15 @@ def run[
     var called = Call(call)
     try:
         comptime if TARGET == "cpu":
-            var wrong = O.wrong(called, pointers)
+            var wrong = Optional[Int](None)
+            comptime if not checked:
+                wrong = O.wrong(called, pointers)
             if wrong:
-                return text("V", wrong.value())
+                var row = wrong.value()
+                return text(
+                    "V",
+                    sentence(called, pointers, String(t"target[{row}]"), row),
+                )
             O.run(
                 called,
                 pointers,

@@ -13,6 +13,7 @@ from maxsoftmax_native.border import (
     open,
     Pointers,
     run,
+    TARGETS,
     targets_of,
     Text,
 )
@@ -24,9 +25,9 @@ struct CrossEntropyGradient(Op):
     comptime RESULTS = 2
 
     @staticmethod
-    def wrong(call: Call, pointers: Pointers) -> Optional[String]:
+    def wrong(call: Call, pointers: Pointers) -> Optional[Int]:
         return Here.wrong_target(
-            targets_of(call, pointers, 3),
+            targets_of(call, pointers, TARGETS),
             call.rows(),
             loss_options(call).ignored,
         )

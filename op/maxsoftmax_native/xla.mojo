@@ -12,6 +12,7 @@ from std.sys import CompilationTarget, size_of
 
 from maxsoftmax.io.rows import Source, Target
 from maxsoftmax_native.border import (
+    Call,
     DTYPE,
     Op,
     OPTIONS,
@@ -20,14 +21,15 @@ from maxsoftmax_native.border import (
     Text,
     opened,
     run,
+    sentence,
     text,
 )
 
 comptime WORDS = 48
 """Words of a call at most."""
 
-comptime INVALID_ARGUMENT = 3
-"""XLA's code of errors that are the caller's."""
+comptime OUT_OF_RANGE = 11
+"""XLA's code of labels that are no classes. (Of invalid arguments, JAX makes one error or another.)"""
 
 comptime INTERNAL = 13
 """XLA's code of other errors."""
@@ -159,10 +161,39 @@ def handle[O: Op](address: Int) -> Int:
         scratch = results.at(O.RESULTS)[Words.BUFFER_DATA]
     comptime if TARGET == "cpu" and CompilationTarget.is_linux():
         _ask_for_large_pages(results.at(0))
-    var wrong = run[O](Int(Pointer(to=call)), stream, scratch, pointers)
+    var wrong = _wrong_label[O](
+        Call(Int(Pointer(to=call))), pointers, arguments
+    )
+    if wrong == 0:
+        wrong = run[O, checked=True](
+            Int(Pointer(to=call)), stream, scratch, pointers
+        )
     # Until here it is read through its address.
     _ = call
     return 0 if wrong == 0 else _error(api, wrong)
+
+
+def _wrong_label[
+    O: Op
+](call: Call, pointers: Pointers, arguments: Words) -> Text:
+    """Returns the error of the first label that is no class, by its place among the labels, or 0.
+    """
+    var wrong = Optional[Int](None)
+    comptime if TARGET == "cpu":
+        wrong = O.wrong(call, pointers)
+    if not wrong:
+        return 0
+    # Behind the logits.
+    var labels = arguments.at(1)
+    var places = String("")
+    var rest = wrong.value()
+    for i in reversed(range(labels[Words.BUFFER_RANK])):
+        var size = labels.at(Words.BUFFER_DIMS)[i]
+        var separator = ", " if places else ""
+        places = String(t"{rest % size}{separator}{places}")
+        rest //= size
+    var name = String(t"labels[{places}]") if places else String("labels")
+    return text("V", sentence(call, pointers, name, wrong.value()))
 
 
 def _elements(buffer: Words) -> Int:
@@ -223,7 +254,7 @@ def _error(api: Words, message: Text) -> Int:
     var failure = Array[Int, 4](fill=0)
     failure[0] = 32
     failure[2] = message + 1
-    failure[3] = INVALID_ARGUMENT if status == UInt8(ord("V")) else INTERNAL
+    failure[3] = OUT_OF_RANGE if status == UInt8(ord("V")) else INTERNAL
     var error = _call(api[Words.API_ERROR_CREATE], Int(Pointer(to=failure)))
     # As above.
     _ = failure

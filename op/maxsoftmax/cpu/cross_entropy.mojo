@@ -24,18 +24,13 @@ from .targets import ToMemory
 from .walk import lanes_of, walk
 
 
-def wrong_target(
-    targets: Targets, rows: Rows, ignored: Int
-) -> Optional[String]:
-    """Returns what is wrong with the first target that is neither a class nor ignored, if there is one.
+def wrong_target(targets: Targets, rows: Rows, ignored: Int) -> Optional[Int]:
+    """Returns the first row whose target is neither a class nor ignored, if there is one.
     """
     for row in range(rows.count()):
         var target = Class.of(targets, row, rows.n, ignored, False)
         if not (target.is_class or target.is_ignored):
-            return String(
-                t"target[{row}] is {targets[row]}, which is neither a class"
-                t" from 0 to {rows.n - 1} nor ignore_index {ignored}"
-            )
+            return row
     return None
 
 

@@ -147,8 +147,8 @@ struct Cpu(Kernels):
     @staticmethod
     def wrong_target(
         targets: Targets, rows: Rows, ignored: Int
-    ) -> Optional[String]:
-        """Returns what is wrong with a target, where the host can look at them.
+    ) -> Optional[Int]:
+        """Returns the first row whose target is neither a class nor ignored, if there is one, where the host can look at them.
         """
         return wrong_target(targets, rows, ignored)
 

@@ -346,3 +346,24 @@ def log_of_sum[
         # NaN beside -inf only is in d.
         return m if m == inf[dtype]() or d == 0 else d
     return m + logarithm(d)
+
+
+comptime NOBODY = -(1 << 31)
+"""What is ignored where the caller cannot say that anything is."""
+
+
+def no_class(name: String, value: Int64, n: Int, ignored: Int) -> String:
+    """Returns the sentence for a target that is neither a class nor ignored.
+
+    Args:
+        name: What the caller calls the target.
+        value: What it is.
+        n: How many classes there are.
+        ignored: The class of rows that do not count.
+    """
+    if ignored == NOBODY:
+        return String(t"{name} is {value}, which is no class from 0 to {n - 1}")
+    return String(
+        t"{name} is {value}, which is neither a class from 0 to {n - 1} nor"
+        t" ignore_index {ignored}"
+    )

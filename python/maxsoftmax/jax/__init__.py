@@ -60,6 +60,9 @@ AxisName = Hashable | Sequence[Hashable] | None
 IGNORED = -100
 """The label of rows that do not count, where nobody says another."""
 
+NOBODY = -(1 << 31)
+"""What the kernels are told to ignore where the caller cannot say that anything is."""
+
 
 def softmax(x: Any, axis: Axes = -1, where: Any = None, *, axis_name: AxisName = None) -> jax.Array:
     """Returns softmax of an array along one axis or several, as `jax.nn.softmax` does.
@@ -245,7 +248,8 @@ def softmax_cross_entropy_with_integer_labels(
 
     Args:
         logits: Logits: of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
-        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1.
+        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1: others are
+            mistakes, as of `cross_entropy`, which are not ignored.
         axis: The axis of the classes, or several, along which classes are counted in this order, the last one fastest.
         where: Which rows or which elements count, if not None: bools of the rank of `labels` or of `logits`, which
             broadcast to their shape. A row of which nothing counts has no loss: 0. What a label names need not count.
@@ -273,11 +277,12 @@ def softmax_cross_entropy_with_integer_labels(
             where = _checked_where(where, logits, "logits").transpose(*rows, *axes).reshape(shape)
         logits, along = logits.transpose(*rows, *axes).reshape(shape), -1
     if where is None:
-        return cross_entropy(logits, labels, along)
+        return cross_entropy(logits, labels, along, ignore_index=NOBODY)
     place = _check_labels(logits, labels, along)
     if jnp.ndim(where) != logits.ndim:
         counted = _checked_where(where, labels, "labels")
-        return cross_entropy(logits, jnp.where(counted, labels, IGNORED), place, ignore_index=IGNORED)
+        wide = labels if labels.dtype in (jnp.int32, jnp.int64) else labels.astype(jnp.int32)
+        return cross_entropy(logits, jnp.where(counted, wide, NOBODY), place, ignore_index=NOBODY)
     return _masked_cross_entropy(logits, labels, _checked_where(where, logits, "logits"), place)
 
 
@@ -380,7 +385,10 @@ def _check_labels(logits: jax.Array, labels: jax.Array, axis: Any) -> int:
         raise TypeError(f"labels have dtype {labels.dtype}, but classes are integers")
     rows = (*logits.shape[:place], *logits.shape[place + 1 :])
     if labels.shape != rows:
-        raise ValueError(f"labels have shape {labels.shape}, but logits of {logits.shape} need {words(rows)}")
+        raise ValueError(
+            f"labels have shape {labels.shape}, but logits of {logits.shape} with classes along axis {axis} "
+            f"need {words(rows)}"
+        )
     return place
 
 
