@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from maxsoftmax._bench import losses_report, published, sharded, sharded_model
+from maxsoftmax._bench.results import Results
+from maxsoftmax._bench.table import markdown, overview
 from maxsoftmax._commands import cli, train
-from maxsoftmax.bench import losses_report, published, sharded, sharded_model
-from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.table import markdown, overview
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

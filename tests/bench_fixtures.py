@@ -3,9 +3,9 @@
 import pytest
 from fakes import Fake
 from max.driver import CPU
-from maxsoftmax.bench.cases import Entry
-from maxsoftmax.bench.providers import PROVIDERS
-from maxsoftmax.bench.run import Bench
+from maxsoftmax._bench.cases import Entry
+from maxsoftmax._bench.providers import PROVIDERS
+from maxsoftmax._bench.run import Bench
 
 
 @pytest.fixture

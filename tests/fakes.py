@@ -5,11 +5,11 @@ import numpy as np
 import scipy.special
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.clock import Clock, HostClock
-from maxsoftmax.bench.protocol import Machine, measure, record
-from maxsoftmax.bench.providers import Provider
-from maxsoftmax.bench.results import Results
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.clock import Clock, HostClock
+from maxsoftmax._bench.protocol import Machine, measure, record
+from maxsoftmax._bench.providers import Provider
+from maxsoftmax._bench.results import Results
 
 
 def array(buffer):

@@ -38,11 +38,11 @@ class Session:
     def __init__(self):
         self.log = []
 
-    def load(self, path):
+    def load_all(self, path):
         self.log.append("load")
         return path.read_bytes()
 
-    def init(self, compiled):
+    def init_all(self, compiled):
         self.log.append("init")
         return compiled.content
 
@@ -176,7 +176,7 @@ def test_all_that_runs_while_a_graph_is_made_is_a_source_of_it():
 
 
 class Elsewhere:
-    def compile(self, graph):
+    def compile(self, graph, custom_extensions):
         return os.environ[runtime.MAX_CACHE]
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_model_is_compiled_anew(folder):
 
 def test_a_model_that_max_refuses_is_compiled_anew(folder):
     class Picky(Session):
-        def load(self, path):
+        def load_all(self, path):
             raise ValueError("not mine")
 
     load(Session())

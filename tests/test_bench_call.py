@@ -15,16 +15,16 @@ import pytest
 from fakes import Fake, Watch, array, fake, raising, results, softmax, spoilt, timed
 from max.driver import CPU, Buffer
 from max.dtype import DType
+from maxsoftmax._bench import apart, call, chart, command, table
+from maxsoftmax._bench import cases as suites
+from maxsoftmax._bench.apart import Apart, merged
+from maxsoftmax._bench.cases import CALL, CALL_OPS, CALL_SHAPES, SUITES, Case, Entry, entries
+from maxsoftmax._bench.clock import HostClock
+from maxsoftmax._bench.protocol import Machine, record
+from maxsoftmax._bench.providers import CALLERS, Unsupported
+from maxsoftmax._bench.results import Results
+from maxsoftmax._bench.run import Bench
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import apart, call, chart, command, table
-from maxsoftmax.bench import cases as suites
-from maxsoftmax.bench.apart import Apart, merged
-from maxsoftmax.bench.cases import CALL, CALL_OPS, CALL_SHAPES, SUITES, Case, Entry, entries
-from maxsoftmax.bench.clock import HostClock
-from maxsoftmax.bench.protocol import Machine, record
-from maxsoftmax.bench.providers import CALLERS, Unsupported
-from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.run import Bench
 
 CASE = Case((4, 8))
 ENTRY = Entry("fake")
@@ -37,8 +37,8 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from fakes import Fake, fake, raising, spoilt
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import apart
-from maxsoftmax.bench.providers import CALLERS, PROVIDERS
+from maxsoftmax._bench import apart
+from maxsoftmax._bench.providers import CALLERS, PROVIDERS
 
 apart.PROGRAM = (sys.executable, __file__)
 

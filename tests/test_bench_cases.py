@@ -2,8 +2,8 @@ import pytest
 from fakes import CASE
 from max.dtype import DType
 from maxsoftmax._arguments import ALGORITHMS, check_block_size, check_unroll
-from maxsoftmax.bench.cases import PEERS, SUITES, Case, Entry, entries, searched
-from maxsoftmax.bench.providers import PROVIDERS
+from maxsoftmax._bench.cases import PEERS, SUITES, Case, Entry, entries, searched
+from maxsoftmax._bench.providers import PROVIDERS
 
 
 @pytest.mark.parametrize("name", [name for name, suite in SUITES.items() if not suite.calls])

@@ -8,10 +8,10 @@ from fakes import raising, results, timed
 from matplotlib import colors
 from matplotlib.figure import Figure
 from max.dtype import DType
-from maxsoftmax.bench import chart, tune
-from maxsoftmax.bench.cases import SUITES, Case, Entry, entries
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.table import duration
+from maxsoftmax._bench import chart, tune
+from maxsoftmax._bench.cases import SUITES, Case, Entry, entries
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.table import duration
 from PIL import Image
 
 pytestmark = pytest.mark.usefixtures("own_folder")

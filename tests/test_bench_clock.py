@@ -1,9 +1,9 @@
 import numpy as np
 from fakes import CASE, Watch, array
 from max.driver import CPU
-from maxsoftmax.bench import clock as clocks
-from maxsoftmax.bench.clock import HostClock
-from maxsoftmax.bench.data import Inputs
+from maxsoftmax._bench import clock as clocks
+from maxsoftmax._bench.clock import HostClock
+from maxsoftmax._bench.data import Inputs
 
 
 def test_the_host_s_clock_times_every_lap_but_the_first(monkeypatch):

@@ -13,14 +13,14 @@ import pytest
 from commands import cells, fails, misused
 from fakes import fake, raising, results, softmax, spoilt, timed
 from max.dtype import DType
+from maxsoftmax._bench import chart, command
+from maxsoftmax._bench.cases import CALL_OPS, PEERS, SUITES, Case, Entry, entries
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.providers import CALLERS, PROVIDERS
+from maxsoftmax._bench.results import Results
+from maxsoftmax._bench.run import Bench
 from maxsoftmax._commands import cli, parse
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import chart, command
-from maxsoftmax.bench.cases import CALL_OPS, PEERS, SUITES, Case, Entry, entries
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.providers import CALLERS, PROVIDERS
-from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.run import Bench
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -28,7 +28,7 @@ WAITING = """
 import sys, time
 from fakes import Fake
 from maxsoftmax._commands import cli
-from maxsoftmax.bench.providers import PROVIDERS
+from maxsoftmax._bench.providers import PROVIDERS
 
 class Waiting(Fake):
     name = "waiting"

@@ -6,9 +6,9 @@ from fakes import CASE, array, measured, softmax
 from max.driver import CPU, Buffer
 from max.dtype import DType
 from maxsoftmax._arguments import DTYPES
-from maxsoftmax.bench import data
-from maxsoftmax.bench.cases import Case
-from maxsoftmax.bench.data import Inputs, check
+from maxsoftmax._bench import data
+from maxsoftmax._bench.cases import Case
+from maxsoftmax._bench.data import Inputs, check
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from commands import fails
 from fakes import Fake, array, fake, results, timed
 from max.driver import CPU, Buffer
 from max.dtype import DType
+from maxsoftmax._bench import command, data, reference
+from maxsoftmax._bench.cases import ATTENTION, OPS, PEERS, SUITES, Case, Entry
+from maxsoftmax._bench.clock import HostClock
+from maxsoftmax._bench.data import Inputs, check
+from maxsoftmax._bench.protocol import Machine, measure
+from maxsoftmax._bench.providers import PROVIDERS
+from maxsoftmax._bench.results import Results
+from maxsoftmax._bench.run import Bench
+from maxsoftmax._bench.table import markdown
 from maxsoftmax._commands import cli
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import command, data, reference
-from maxsoftmax.bench.cases import ATTENTION, OPS, PEERS, SUITES, Case, Entry
-from maxsoftmax.bench.clock import HostClock
-from maxsoftmax.bench.data import Inputs, check
-from maxsoftmax.bench.protocol import Machine, measure
-from maxsoftmax.bench.providers import PROVIDERS
-from maxsoftmax.bench.results import Results
-from maxsoftmax.bench.run import Bench
-from maxsoftmax.bench.table import markdown
 
 RELATIVES = [op for op in OPS if op != "softmax"]
 LIBRARIES = {"torch": "torch", "torch.compile": "torch", "jax": "jax", "maxsoftmax.jax": "jax", "onnxruntime": "onnx"}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from commands import fails
+from maxsoftmax._bench import losses
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import losses
 
 torch = pytest.importorskip("torch")
 

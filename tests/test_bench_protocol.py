@@ -8,11 +8,11 @@ from fakes import CASE, Ledger, Watch, array, fake, measured, one_off, put, rais
 from max.driver import Buffer
 from max.dtype import DType
 from maxsoftmax._arguments import DTYPES
-from maxsoftmax.bench import protocol
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.data import check
-from maxsoftmax.bench.protocol import PLACEMENTS, REPEATS, rotated
-from maxsoftmax.bench.providers import Unsupported
+from maxsoftmax._bench import protocol
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.data import check
+from maxsoftmax._bench.protocol import PLACEMENTS, REPEATS, rotated
+from maxsoftmax._bench.providers import Unsupported
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fakes import CASE, measured, one_off, put, results, spoilt, timed, went
 from max.dtype import DType
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.results import Results
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.results import Results
 
 
 @pytest.fixture

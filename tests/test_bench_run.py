@@ -8,10 +8,10 @@ import pytest
 from fakes import CASE, fake, one_off, raising, softmax, spoilt, went
 from max.driver import CPU
 from max.dtype import DType
-from maxsoftmax.bench import run
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.providers import PROVIDERS, Unsupported
+from maxsoftmax._bench import run
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.providers import PROVIDERS, Unsupported
 
 LIBRARIES = {
     "torch": "torch",

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from commands import fails
+from maxsoftmax._bench import sharded, sharded_ranks
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import sharded, sharded_ranks
 
 torch = pytest.importorskip("torch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):

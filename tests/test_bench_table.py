@@ -4,10 +4,10 @@ import pytest
 from commands import cells
 from fakes import results, timed
 from max.dtype import DType
-from maxsoftmax.bench import command
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.table import duration, markdown, overview, tables
+from maxsoftmax._bench import command
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.table import duration, markdown, overview, tables
 
 
 def shown(capsys, *records, **where):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import maxsoftmax
 import pytest
+from maxsoftmax._bench import published
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import published
 
 ROOT = Path(__file__).parents[1]
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "write.py"))

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from fakes import results, timed
+from maxsoftmax._bench import chart, published
+from maxsoftmax._bench.cases import Case, Entry
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.results import Results
 from maxsoftmax._commands import cli
-from maxsoftmax.bench import chart, published
-from maxsoftmax.bench.cases import Case, Entry
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.results import Results
 
 WRITE_UPS = published._data()["write-ups"]
 

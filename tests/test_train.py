@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from commands import fails, misused
+from maxsoftmax._bench import chart
 from maxsoftmax._commands import cli, network, train
 from maxsoftmax._graph import runtime
-from maxsoftmax.bench import chart
 
 
 def start(task, seed, device):
@@ -101,7 +101,6 @@ def test_adam_is_torchs():
     assert [step.loss for step in ours] == pytest.approx(theirs, rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_digits_that_were_held_out_are_known(device):
     pytest.importorskip("sklearn")

@@ -15,13 +15,13 @@ from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import _files as files
 from maxsoftmax import ops
 from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
+from maxsoftmax._bench import chart, command, tune
+from maxsoftmax._bench.cases import TUNE, Case, Entry
+from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.results import Results
 from maxsoftmax._commands import cli
 from maxsoftmax._graph import runtime, tuning
 from maxsoftmax._graph.tuning import Choice, choice, location, remember
-from maxsoftmax.bench import chart, command, tune
-from maxsoftmax.bench.cases import TUNE, Case, Entry
-from maxsoftmax.bench.protocol import record
-from maxsoftmax.bench.results import Results
 
 GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU")
 OTHER = SimpleNamespace(label="gpu", is_host=False, model_name="Another GPU")

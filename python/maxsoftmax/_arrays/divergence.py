@@ -34,7 +34,8 @@ def kl_divergence(
     divergence; reverse, p and q change places.
 
     Args:
-        x: Logits of the student: whatever `maxsoftmax.softmax` takes, of rank 1 or more.
+        x: Logits of the student, of rank 1 or more: an array of NumPy or of any library with DLPack, or a sequence of
+            numbers; floats of 16 to 64 bits, or what becomes such.
         teacher: Logits of the same shape and dtype.
         axis: The axis of the probabilities.
         temperature: A positive number that both are divided by; 1 if None.
@@ -72,7 +73,8 @@ def kl_divergence_backward(
     """Returns what `kl_divergence` does, and with it the gradient of `x`.
 
     Args:
-        x: Logits of the student: whatever `maxsoftmax.softmax` takes, of rank 1 or more.
+        x: Logits of the student, of rank 1 or more: an array of NumPy or of any library with DLPack, or a sequence of
+            numbers; floats of 16 to 64 bits, or what becomes such.
         teacher: Logits of the same shape and dtype.
         dkl: The gradient of the divergences, of their shape and dtype; 1 if None.
         axis: The axis of the probabilities.

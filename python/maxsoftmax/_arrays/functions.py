@@ -44,9 +44,10 @@ def softmax(
     block_size: int | None = None,
     unroll: int | None = None,
 ) -> Any:
-    """Returns softmax of an array: exp(z - max z) / (Σ exp(z - max z) + exp(sink - max z)) along `axis`.
+    """Returns softmax of an array along `axis`: the last one, unless told otherwise, where SciPy's takes all.
 
-    z is (x · scale + mask) / temperature, and `x` unless one of these is given.
+    That is exp(z - max z) / (Σ exp(z - max z) + exp(sink - max z)); z is (x · scale + mask) / temperature, and `x`
+    unless one of these is given.
 
     Special values come out as from `scipy.special.softmax` in float64: NaN or +inf turn their own row to NaN, a row of
     nothing but -inf is NaN, and -inf beside finite values is exactly 0. The first call for each device and dtype builds
@@ -58,7 +59,7 @@ def softmax(
             included), or an array that supports DLPack, such as a `torch.Tensor` or a `max.driver.Buffer`, on any
             device that MAX knows. Memory without gaps is read where it lies, whatever the order of its dimensions.
         axis: The axis or axes that will sum to 1; None for all of them together. One axis, where any of the next five
-            is given, whose meaning is that of `maxsoftmax.ops.softmax`.
+            is given.
         scale: A number, or an array that broadcasts to `x`.
         mask: An array that broadcasts to `x`: of bools, True where an element takes part, or of floats to be added.
             A row in which nothing takes part is 0.
@@ -113,10 +114,13 @@ def log_softmax(
     out_scale: float | None = None,
     device: Where = None,
 ) -> Any:
-    """Returns the logarithm of softmax: (x - max x) - ln Σ exp(x - max x) along `axis`.
+    """Returns the logarithm of softmax along `axis`: the last one, unless told otherwise, where SciPy's takes all.
+
+    That is (x - max x) - ln Σ exp(x - max x).
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes.
+        x: Logits: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats of 16 to 64 bits,
+            or what becomes such.
         axis: The axis or axes along which probabilities sum to 1; None for all of them together.
         out_dtype: What the result is of, rounded once from the accumulator: a `max.dtype.DType`, a dtype of NumPy or
             torch, or its name: "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", or that of `x`; that
@@ -199,7 +203,8 @@ def sparsemax(x: Any, axis: Axes = -1, *, device: Where = None) -> Any:
     is 0.
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes.
+        x: Logits: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats of 16 to 64 bits,
+            or what becomes such.
         axis: The axis or axes that will sum to 1; None for all of them together.
         device: Where to compute: "cpu", "gpu", "gpu:1" or a `max.driver.Device`; where `x` is if None.
 
@@ -252,7 +257,8 @@ def max_sum(x: Any, axis: Axes = -1, *, keepdims: Flag = False, device: Where = 
     (m, d₁ · exp(m₁ - m) + d₂ · exp(m₂ - m)) (Milakov and Gimelshein 2018, arXiv 1805.02867).
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes.
+        x: Logits: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats of 16 to 64 bits,
+            or what becomes such.
         axis: The axis or axes that are reduced; None for all of them together.
         keepdims: Whether the axes stay, of length 1.
         device: Where to compute; where `x` is if None.
@@ -325,7 +331,8 @@ def logsumexp(
     """Returns ln Σ exp x along `axis`, the last by default, where SciPy's reduces all; no finite result overflows.
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes.
+        x: Logits: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats of 16 to 64 bits,
+            or what becomes such.
         axis: The axis or axes that are reduced; None for all of them together.
         b: What exponentials are multiplied by before they are added up, which broadcasts with `x`; 1 if None. `x` is on
             the host then, and the logarithm is that of a sum of float32 or wider.

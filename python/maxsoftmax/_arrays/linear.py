@@ -66,7 +66,8 @@ def linear_cross_entropy(
     that do not count are not multiplied.
 
     Args:
-        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        hidden: What the logits are made of, (…, features), on the host: an array of NumPy or of any library with
+            DLPack; floats of 16 to 64 bits, or what becomes such.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`.
         bias: (n,), of the dtype of `hidden`, or None.
@@ -115,7 +116,8 @@ def linear_cross_entropy_backward(
     are added up in float32 or wider over all chunks, and rounded once.
 
     Args:
-        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        hidden: What the logits are made of, (…, features), on the host: an array of NumPy or of any library with
+            DLPack; floats of 16 to 64 bits, or what becomes such.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`.
         bias: (n,), of the dtype of `hidden`, or None.
@@ -231,7 +233,8 @@ def linear_token_log_probs(
     Rows are taken in chunks, on the CPU. The products are NumPy's, in float64 if `hidden` is, else in float32.
 
     Args:
-        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        hidden: What the logits are made of, (…, features), on the host: an array of NumPy or of any library with
+            DLPack; floats of 16 to 64 bits, or what becomes such.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has
             the logarithm NaN.
@@ -290,7 +293,8 @@ def linear_token_log_probs_backward(
     up in float32 or wider over all chunks, and rounded once.
 
     Args:
-        hidden: What the logits are made of: (…, features); whatever `maxsoftmax.softmax` takes, on the host.
+        hidden: What the logits are made of, (…, features), on the host: an array of NumPy or of any library with
+            DLPack; floats of 16 to 64 bits, or what becomes such.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has no
             gradient if its own is 0, and else makes the row NaN.

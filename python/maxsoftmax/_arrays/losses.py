@@ -40,7 +40,8 @@ def cross_entropy(
     """Returns the cross entropy of logits and target classes, -ln softmax(x)[target], as PyTorch defines it.
 
     Args:
-        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; whatever `maxsoftmax.softmax` takes.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; an array of NumPy or of any library
+            with DLPack, or a sequence of numbers; floats of 16 to 64 bits, or what becomes such.
         target: The class of each row: of the shape of `x` without the classes, int32 or int64, from 0 to n - 1 or
             `ignore_index`. On a GPU another one makes its row's loss NaN.
         ignore_index: The target of rows that do not count.
@@ -76,7 +77,8 @@ def cross_entropy_forward(
     """Returns the loss as `cross_entropy` does, and what its gradient needs.
 
     Args:
-        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; whatever `maxsoftmax.softmax` takes.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; an array of NumPy or of any library
+            with DLPack, or a sequence of numbers; floats of 16 to 64 bits, or what becomes such.
         target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         ignore_index: The target of rows that do not count.
         label_smoothing: From 0 to 1: the share of a target that is spread evenly over all classes.
@@ -116,7 +118,8 @@ def cross_entropy_backward(
     """Returns the gradient of the logits of `cross_entropy`: (softmax(x) - target) · dloss.
 
     Args:
-        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; whatever `maxsoftmax.softmax` takes.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; an array of NumPy or of any library
+            with DLPack, or a sequence of numbers; floats of 16 to 64 bits, or what becomes such.
         target: The class of each row: of the shape of `x` without the classes, int32 or int64.
         pairs: The pairs that `cross_entropy_forward` returned.
         dloss: The gradient of the loss, of its shape and dtype; 1 if None.

@@ -84,7 +84,8 @@ def token_log_probs(
     depend on nothing but the row, its tokens' included, and are the same with and without the entropy.
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes, of rank 1 or more.
+        x: Logits, of rank 1 or more: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats
+            of 16 to 64 bits, or what becomes such.
         tokens: Which elements of each row: of the shape of `x` without `axis`, or with `axis` of another length, for
             as many tokens a row; int32 or int64. What is not from 0 to n - 1 has the logarithm NaN.
         axis: The axis of the tokens' probabilities.
@@ -127,7 +128,8 @@ def token_log_probs_backward(
     What rows sum to is found again, in one more read.
 
     Args:
-        x: Logits: whatever `maxsoftmax.softmax` takes, of rank 1 or more.
+        x: Logits, of rank 1 or more: an array of NumPy or of any library with DLPack, or a sequence of numbers; floats
+            of 16 to 64 bits, or what becomes such.
         tokens: Which elements of each row: of the shape of `x` without `axis`, or with `axis` of another length, for
             as many tokens a row; int32 or int64. What is not from 0 to n - 1 has no gradient if its own is 0, and else
             makes the row NaN.

@@ -24,15 +24,15 @@ from rich.table import Table
 from maxsoftmax import __version__, _native
 from maxsoftmax import _cache as cache
 from maxsoftmax import _files as files
+from maxsoftmax._bench import command as bench_command
+from maxsoftmax._bench import tune as bench_tune
+from maxsoftmax._bench.run import processor
 from maxsoftmax._commands import ahead, figures, train
 from maxsoftmax._commands.console import Console
 from maxsoftmax._commands.figures import PIPE
 from maxsoftmax._graph import runtime
 from maxsoftmax._graph.extension import CompilerError, distribution_version, source
 from maxsoftmax._native import precompiled
-from maxsoftmax.bench import command as bench_command
-from maxsoftmax.bench import tune as bench_tune
-from maxsoftmax.bench.run import processor
 
 out = Console()
 log = Console(stderr=True)

@@ -21,13 +21,13 @@ import numpy as np
 from max.driver import Device
 
 from maxsoftmax import _files as files
+from maxsoftmax._bench import chart, published
+from maxsoftmax._bench.run import processor
 from maxsoftmax._commands import figures
 from maxsoftmax._commands.console import Console
 from maxsoftmax._commands.network import Samples, Training
 from maxsoftmax._graph import runtime
 from maxsoftmax._graph.extension import distribution_version
-from maxsoftmax.bench import chart, published
-from maxsoftmax.bench.run import processor
 
 out = Console()
 log = Console(stderr=True)

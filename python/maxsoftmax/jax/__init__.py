@@ -248,8 +248,8 @@ def softmax_cross_entropy_with_integer_labels(
 
     Args:
         logits: Logits: of rank 1 or more; float32, bfloat16, float16, or float64 where JAX has it.
-        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1: others are
-            mistakes, as of `cross_entropy`, which are not ignored.
+        labels: The class of each row: integers, of the shape of `logits` without the axis, from 0 to n - 1. None is
+            ignored.
         axis: The axis of the classes, or several, along which classes are counted in this order, the last one fastest.
         where: Which rows or which elements count, if not None: bools of the rank of `labels` or of `logits`, which
             broadcast to their shape. A row of which nothing counts has no loss: 0. What a label names need not count.

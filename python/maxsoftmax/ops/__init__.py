@@ -186,7 +186,7 @@ def log_softmax(
         where the logit is.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
+        TypeError: If `x` is not a tensor of floats of 16 to 64 bits, or another argument is not of its type.
         ValueError: If `x` is a scalar, there is no such axis, or `out_scale` is not allowed.
         LookupError: If no graph is being built.
 
@@ -217,7 +217,7 @@ def softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) ->
         The gradient of the logits, of the shape, dtype and device of `y`.
 
     Raises:
-        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        TypeError: If an argument is not a tensor of floats of 16 to 64 bits, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -246,7 +246,7 @@ def log_softmax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1
         The gradient of the logits, of the shape, dtype and device of `y`.
 
     Raises:
-        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        TypeError: If an argument is not a tensor of floats of 16 to 64 bits, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -277,7 +277,7 @@ def sparsemax(x: TensorValueLike, axis: int = -1) -> TensorValue:
         Probabilities, of the shape, dtype and device of `x`.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or `axis` is not an integer.
+        TypeError: If `x` is not a tensor of floats of 16 to 64 bits, or `axis` is not an integer.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -308,7 +308,7 @@ def sparsemax_backward(y: TensorValueLike, dy: TensorValueLike, axis: int = -1) 
         The gradient of the logits, of the shape, dtype and device of `y`.
 
     Raises:
-        TypeError: If an argument is not a tensor of a dtype that `softmax` takes, or the dtypes differ.
+        TypeError: If an argument is not a tensor of floats of 16 to 64 bits, or the dtypes differ.
         ValueError: If shapes or devices differ, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -341,7 +341,7 @@ def max_sum(x: TensorValueLike, axis: int = -1, *, keepdims: bool = False) -> tu
         length 0 and a row of nothing but -inf have (-inf, 0); NaN and +inf turn d to NaN.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
+        TypeError: If `x` is not a tensor of floats of 16 to 64 bits, or another argument is not of its type.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -377,7 +377,7 @@ def logsumexp(x: TensorValueLike, axis: int = -1, *, keepdims: bool = False) -> 
         -inf, NaN beside NaN, and else inf beside +inf.
 
     Raises:
-        TypeError: If `x` is not a tensor of a dtype that `softmax` takes, or another argument is not of its type.
+        TypeError: If `x` is not a tensor of floats of 16 to 64 bits, or another argument is not of its type.
         ValueError: If `x` is a scalar, or there is no such axis.
         LookupError: If no graph is being built.
 
@@ -482,8 +482,8 @@ def token_log_probs_backward(
 
     Args:
         x: Logits: any rank from 1, any dimensions; float32, bfloat16, float16 or float64.
-        tokens: Which elements of each row, as of `token_log_probs`. What is not from 0 to n - 1 has no gradient if its
-            own is 0, and else makes the row NaN.
+        tokens: Which elements of each row: (…), or (…, k) for k a row. What is not from 0 to n - 1 has no gradient if
+            its own is 0, and else makes the row NaN.
         dlog_probs: The gradients of the logarithms: of the shape of `tokens` and a floating dtype.
         dentropy: The gradients of the entropies: of the shape of `x` without `axis` and a floating dtype; None for 0.
         axis: The axis of the tokens' probabilities; negative counts from the last.
@@ -632,7 +632,7 @@ def cross_entropy(
     No probabilities are stored: logits are read once (twice with `label_smoothing`).
 
     Args:
-        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; of a dtype that `softmax` takes.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along axis 1; of floats of 16 to 64 bits.
         target: The class of each row: of the shape of `x` without the classes, int32 or int64, from 0 to n - 1 or
             `ignore_index`. On a CPU another one is an error when the graph runs; on a GPU it makes the row's loss NaN.
         ignore_index: The target of rows that do not count.
@@ -834,7 +834,7 @@ def linear_cross_entropy(
     count are multiplied like others, but for what is in them.
 
     Args:
-        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features), of floats of 16 to 64 bits.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. Another one makes its
             row's loss NaN.
@@ -893,7 +893,7 @@ def linear_cross_entropy_backward(
     are added up in float32 or wider over all chunks, and rounded once.
 
     Args:
-        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features), of floats of 16 to 64 bits.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. Another one makes its
             row's loss NaN.
@@ -994,7 +994,7 @@ def linear_token_log_probs(
     Rows are taken in chunks, by a loop of the graph if there are several. The products are MAX's.
 
     Args:
-        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features), of floats of 16 to 64 bits.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has
             the logarithm NaN.
@@ -1052,7 +1052,7 @@ def linear_token_log_probs_backward(
     rounded once.
 
     Args:
-        hidden: What the logits are made of: (…, features), of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features), of floats of 16 to 64 bits.
         weight: (n, features) for n classes, of the dtype of `hidden`.
         tokens: Which tokens of each row: (…), or (…, k) for k a row; int32 or int64. What is not from 0 to n - 1 has no
             gradient if its own is 0, and else makes the row NaN.
@@ -1061,7 +1061,7 @@ def linear_token_log_probs_backward(
         dentropy: The gradients of the entropies, of shape (…) and a floating dtype; 0 if None.
         temperature: A positive number that logits are divided by; 1 if None.
         softcap: A positive number c that turns logits z into c · tanh(z / c) before the temperature; None for none.
-        chunk: Rows to take at a time, as of `linear_cross_entropy_backward`.
+        chunk: Rows to take at a time; None if that is left to this function.
 
     Returns:
         The gradients of hidden, weight and bias, of their shapes; the last one None without a bias.

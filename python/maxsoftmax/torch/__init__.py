@@ -29,7 +29,7 @@ from maxsoftmax.torch import _autograd as autograd
 from maxsoftmax.torch import _linear as linear
 from maxsoftmax.torch import _linear_tokens as linear_tokens
 from maxsoftmax.torch import _losses as losses
-from maxsoftmax.torch import _operators as operators
+from maxsoftmax.torch import _operators as _operators  # torch knows them from here on.
 from maxsoftmax.torch._arguments import check_same, check_tensor, check_tokens, dimension
 from maxsoftmax.torch._direct_losses import REDUCTIONS
 from maxsoftmax.torch._modes import is_autocast
@@ -42,7 +42,6 @@ __all__ = [
     "linear_cross_entropy",
     "linear_token_log_probs",
     "log_softmax",
-    "operators",
     "patch",
     "softmax",
     "sparsemax",
@@ -176,7 +175,7 @@ def cross_entropy(  # noqa: PLR0917 (as torch has them)
     """Returns the cross entropy of logits and targets, as `torch.nn.functional.cross_entropy` does.
 
     Args:
-        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along dimension 1; of a dtype that `softmax` takes.
+        x: Logits: (n,), (rows, n), or (rows, n, …) with the classes along dimension 1; of floats of 16 to 64 bits.
         target: The class of each row: of the shape of `x` without the classes, int64, int32 or uint8, from 0 to n - 1
             or `ignore_index`. On a GPU another one makes its row's loss NaN. Or the probabilities of all classes: of
             the shape of `x`, and floating.
@@ -350,7 +349,7 @@ def linear_cross_entropy(
     Rows that do not count are not multiplied. On a GPU the host waits until it knows how many count.
 
     Args:
-        hidden: What the logits are made of: (…, features); of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features); of floats of 16 to 64 bits.
         weight: (n, features) for n classes, of the dtype of `hidden`, or any under torch.autocast.
         target: The class of each row: (…), int64 or int32, from 0 to n - 1 or `ignore_index`. On a GPU another one
             makes its row's loss NaN.
@@ -449,10 +448,10 @@ def linear_token_log_probs(
     the logits of two; the gradients of weight and bias are added up in float32 or wider, and rounded once.
 
     Args:
-        hidden: What the logits are made of: (…, features); of a dtype that `softmax` takes.
+        hidden: What the logits are made of: (…, features); of floats of 16 to 64 bits.
         weight: (n, features) for n tokens, of the dtype of `hidden`, or any under torch.autocast.
-        tokens: Which tokens of each row: (…), or (…, k) for k a row; int64 or int32. What is not from 0 to n - 1 is as
-            for `token_log_probs`.
+        tokens: Which tokens of each row: (…), or (…, k) for k a row; int64 or int32. What is not from 0 to n - 1
+            has the logarithm NaN, and no gradient.
         bias: (n,), or None.
         temperature: A positive number that logits are divided by; 1 if None.
         entropy: Whether to return the entropy of each row, too: -Σ p ln p.

@@ -36,6 +36,11 @@ from maxsoftmax.torch._modes import autocast
 __all__ = ["cross_entropy", "log_softmax", "logsumexp", "softmax"]
 
 
+def __dir__() -> list[str]:
+    """Returns what there is to use here, without what it is made of."""
+    return sorted(__all__)
+
+
 def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
     """Returns this rank's shard of softmax of whole rows.
 
@@ -129,8 +134,8 @@ def cross_entropy(
     """Returns the cross entropy of whole rows, the same on all ranks.
 
     Args:
-        shard: Logits: (n,), (rows, n) or (rows, n, …) with this rank's n classes along dimension 1, of a dtype that
-            `softmax` takes.
+        shard: Logits: (n,), (rows, n) or (rows, n, …) with this rank's n classes along dimension 1, of floats
+            of 16 to 64 bits.
         target: The class of each row, counted over all shards: of the shape of `shard` without the classes, int64,
             int32 or uint8, from 0 to the number of all classes less 1, or `ignore_index`. It is the same on all ranks.
             On a GPU another one makes its row's loss NaN.

@@ -58,11 +58,16 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Returns what there is to use here, without what it is made of."""
+    return sorted(__all__)
+
+
 def softmax(shards: Shards, signals: Signals = (), axis: int = -1) -> list[TensorValue]:
     """Adds softmax of whole rows.
 
     Args:
-        shards: Logits of each device: of rank 1 or more, of one dtype that `maxsoftmax.ops.softmax` takes.
+        shards: Logits of each device: of rank 1 or more, of one dtype, floats of 16 to 64 bits.
         signals: Buffers of the devices, where there are several.
         axis: The axis that is split; negative counts from the last.
 

@@ -1,0 +1,88 @@
+"""maxsoftmax itself, through its array API."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from max.driver import Buffer
+from max.dtype import DType
+
+import maxsoftmax
+from maxsoftmax._arrays.layout import Rows
+from maxsoftmax._bench.cases import ATTENTION, OPS, Case, Entry
+from maxsoftmax._bench.providers.base import Provider, Unsupported
+from maxsoftmax._bench.providers.max_builtin import of_graph
+
+HOPELESS = 4e13
+"""Elements read, twice each, from which `elementwise` takes too long: 2e13 take an H200 20 s."""
+
+
+class MaxSoftmax(Provider):
+    """`maxsoftmax.softmax`."""
+
+    name = "maxsoftmax"
+    ops = tuple(OPS)
+
+    def version(self) -> str:
+        """Returns the package's version."""
+        return maxsoftmax.__version__
+
+    def foresee(self, ways: Sequence[tuple[Case, Entry]]) -> None:
+        """Builds all libraries at once, one a core."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda way: self.prepare(*way), ways))
+
+    def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
+        """Returns the op's function, for softmax with the entry's choices."""
+        if case.op in ATTENTION:
+            return self._dropped_in(case.like)
+        if case.op != "softmax":
+            return self._relative(case)
+        rows = Rows.of(case.shape, (case.place,))
+        if entry.algorithm == "elementwise" and case.size * rows.n > HOPELESS:
+            raise Unsupported("not run: every element reads its row, which takes minutes here")
+        softmax = functools.partial(
+            maxsoftmax.softmax,
+            axis=case.axis,
+            algorithm=entry.algorithm or "auto",
+            block_size=entry.block_size,
+            unroll=entry.unroll,
+        )
+        # Builds the library, so that the first call that counts does not.
+        softmax(Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device))
+        return softmax
+
+    @functools.cache  # noqa: B019 (a provider lives as long as the run)
+    def _dropped_in(self, like: Case) -> Callable[[Any], Any]:
+        """Returns MAX's graph as it is, computed by the drop-in."""
+        return of_graph(like, self.device, [maxsoftmax.dropin()])
+
+    def _relative(self, case: Case) -> Callable[[Any], Any]:
+        """Returns the function of another op than softmax."""
+        functions: dict[str, Callable[[Any], Any]] = {
+            "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
+            "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
+            "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
+            "cross_entropy_gradient": _loss_and_gradient,
+        }
+        function = functions[case.op]
+        x = Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device)
+        others = [x] * (OPS[case.op].reads - 1)
+        if OPS[case.op].losses:
+            others = [Buffer.zeros((2,), DType.int64, device=self.device)]
+        function((x, *others) if others else x)
+        return function
+
+    def result(self, y: Buffer) -> Buffer:
+        """Returns `y`."""
+        return y
+
+
+def _loss_and_gradient(given: tuple[Buffer, Buffer]) -> tuple[Buffer, Buffer]:
+    x, target = given
+    loss, pairs = maxsoftmax.cross_entropy_forward(x, target)
+    return loss, maxsoftmax.cross_entropy_backward(x, target, pairs)
