@@ -111,5 +111,8 @@ def test_arguments_are_described_where_they_are(module, name):
     described = getattr(imported(module), name).__doc__.partition("Args:")[2].partition("Returns:")[0]
     # On hover there is nothing else to read.
     assert (
-        re.search(r"\bas (for|of) `|\bas for\b|whatever `maxsoftmax|that `softmax` takes", " ".join(described.split()), re.I) is None
+        re.search(
+            r"\bas (for|of) `|\bas for\b|whatever `maxsoftmax|that `softmax` takes", " ".join(described.split()), re.I
+        )
+        is None
     )
