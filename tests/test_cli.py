@@ -102,7 +102,6 @@ def test_demo_s_first_row_is_puzzle_18():
 
 def test_demo_fails_where_a_softmax_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(demo, "_softmax", lambda model, x, device: np.full_like(x, 1 / x.shape[-1]))
-    monkeypatch.setattr(demo, "cases", lambda: {"small": demo.Case(np.arange(4, dtype=np.float32), ("n",))})
     assert cli.main(["demo"]) == 1
     assert "WRONG" in capsys.readouterr().out
 
