@@ -90,7 +90,7 @@ def test_bools_of_numpy_are_bools(given):
 def test_numbers_of_numpy_and_lists_of_integers_are_numbers():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for share in (np.float16(0.5), np.float32(0.5), 0.5):
+        for share in (np.float16(0.5), np.float32(0.5), np.array(0.5), 0.5):
             found = maxsoftmax.cross_entropy(X, [0, 1, 2], label_smoothing=share)
             assert found == maxsoftmax.cross_entropy(X, [0, 1, 2], label_smoothing=0.5)
         assert _arguments.check_out("float8_e5m2", np.float16(2), "float32").scale == 2

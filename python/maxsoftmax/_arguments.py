@@ -340,7 +340,8 @@ def check_z_loss(factor: Any) -> float:
         TypeError: If it is not a number.
         ValueError: If it is negative or not finite.
     """
-    if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
+    factor = _alone(factor)
+    if not is_number(factor):
         raise TypeError(f"z_loss must be a number, not {factor!r}")
     number = float(factor)
     if not (math.isfinite(number) and number >= 0):
@@ -368,7 +369,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def _alone(value: Any) -> Any:
+    """Returns the number in an array of NumPy without dimensions; any other value as it is."""
+    return value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+
+
 def _positive(name: str, value: Any) -> float:
+    value = _alone(value)
     if not is_number(value):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = float(value)
@@ -414,6 +421,7 @@ def check_label_smoothing(share: Any) -> float:
         TypeError: If it is not a number.
         ValueError: If it is not from 0 to 1.
     """
+    share = _alone(share)
     if not is_number(share):
         raise TypeError(f"label_smoothing must be a number from 0 to 1, not {share!r}")
     if not 0 <= float(share) <= 1:
