@@ -1,5 +1,6 @@
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import max.driver
@@ -37,7 +38,16 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("how", ways, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
+LONGEST = ("test_cross_compile", "test_ops_sharded", "test_fusion", "test_graphs", "test_readme", "test_cli")
+"""Files that compile for minutes."""
+
+
+def pytest_configure(config):
+    # For pytest-xdist: files are taken in the order below, and not those of most tests first.
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
         if "model" in item.fixturenames:
@@ -47,6 +57,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         if "gpu" in item.keywords and "gpu" not in DEVICES:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+    yield
+    # None of the files that take longest is to begin when others end.
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, -counts[item.path]))
 
 
 @pytest.fixture(autouse=True)

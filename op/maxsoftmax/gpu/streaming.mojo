@@ -459,6 +459,7 @@ def streaming_pairs[
     rows: Rows,
     queue: Queue,
     factor: Float32 = 1,
+    other: Optional[Source[S.dtype]] = None,
 ) raises:
     """Launches the kernels of what rows sum to: one where there are rows enough for all blocks, else two.
 
@@ -467,17 +468,19 @@ def streaming_pairs[
 
     Args:
         result: What `S.write` writes of each row: of pairs (m, d).
-        x: The input.
+        x: The input, or the first of two.
         rows: Rows along the last axis.
         queue: Where kernels are launched.
         factor: As of `units_kernel`.
+        other: The second input, if there are two, aligned as `x` is.
     """
+    var second = other.or_else(x)
     var units = Units.of[S](rows.n)
     if _fill[S](rows.count(), queue):
         queue.launch[units_kernel[S, True]](
             result.unsafe_bitcast[S.Whole](),
             x,
-            x,
+            second,
             Int64(rows.n),
             Int64(units.rounds),
             Int64(units.count),
@@ -495,7 +498,7 @@ def streaming_pairs[
     _launch_units[S](
         pairs,
         x,
-        x,
+        second,
         rows,
         units,
         ceildiv(Tuned.waves * _held[S](queue), rows.count()),

@@ -15,15 +15,13 @@ from max.gpu import (
 from ...gpu.fallback import columns_of_block
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
-from ...gpu.streaming import Units, merge_kernel, units_kernel
-from ...gpu.streaming_operations import LANES
-from ...gpu.tuning import Tuned
+from ...gpu.streaming import streaming_pairs
 from ...io.rows import Rows, Source, Target, VECTOR_BYTES
 from ...math.exponential import Unit
 from ...math.online import MaxSum, Sum, accumulator
 from ...queue import Queue
 from .row import SUMS, divergence
-from .sums import Both, DivergenceSums
+from .sums import DivergenceSums
 
 comptime BLOCK_SIZE = 256
 """Threads a block."""
@@ -173,13 +171,13 @@ def divergences_on_gpu[
     comptime if contiguous and dtype != DType.float64:
         is_taken = rows.n > 0 and lie_alike(p, q)
         if is_taken:
-            _stream(
+            streaming_pairs[DivergenceSums[dtype]](
                 rebind[Target[DType.float32]](sums),
                 p,
-                q,
-                rebind[Float32](factor),
                 rows,
                 queue,
+                rebind[Float32](factor),
+                q,
             )
     if not is_taken:
         var columns = columns_of_block[dtype](BLOCK_SIZE, rows)
@@ -204,64 +202,3 @@ def divergences_on_gpu[
         block_dim=BLOCK_SIZE,
         attributes=pdl_attributes(),
     )
-
-
-def _stream[
-    dtype: DType, //
-](
-    sums: Target[DType.float32],
-    p: Source[dtype],
-    q: Source[dtype],
-    factor: Float32,
-    rows: Rows,
-    queue: Queue,
-) raises:
-    """Launches what `streaming_pairs` does, which has one input: one kernel where there are rows enough for all blocks, else two.
-    """
-    comptime S = DivergenceSums[dtype]
-    comptime size = S.tuned.block_size
-    var units = Units.of[S](rows.n)
-    var held = queue.sm_count() * (S.tuned.threads_per_sm // size)
-    if Tuned.fill(rows.count(), held):
-        queue.launch[units_kernel[S, True]](
-            sums.unsafe_bitcast[Both](),
-            p,
-            q,
-            Int64(rows.n),
-            Int64(units.rounds),
-            Int64(units.count),
-            Int64(1),
-            factor,
-            grid_dim=rows.count(),
-            block_dim=size,
-            attributes=pdl_attributes(),
-        )
-        return
-    var memory = queue.scratch[DType.float32](SUMS * rows.count() * units.count)
-    var parts = memory.pointer.unsafe_bitcast[Both]()
-    var blocks = min(
-        ceildiv(Tuned.waves * held, rows.count()),
-        ceildiv(units.count, size // LANES),
-    )
-    queue.launch[units_kernel[S, False]](
-        parts,
-        p,
-        q,
-        Int64(rows.n),
-        Int64(units.rounds),
-        Int64(units.count),
-        Int64(blocks),
-        factor,
-        grid_dim=rows.count() * blocks,
-        block_dim=size,
-        attributes=pdl_attributes(),
-    )
-    queue.launch[merge_kernel[S]](
-        sums,
-        parts,
-        Int64(units.count),
-        grid_dim=rows.count(),
-        block_dim=size,
-        attributes=pdl_attributes(),
-    )
-    _ = memory^
