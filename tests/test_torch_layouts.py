@@ -6,7 +6,7 @@ import maxsoftmax
 import pytest
 from torch_tensors import ALONG, close, normal, ours, torch, torch_device
 
-memory = ours.memory
+memory = ours._memory
 
 
 @pytest.fixture(scope="session")
