@@ -298,11 +298,7 @@ def _multiplied(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
 def _filled(x: TensorValue) -> TensorValue:
     """Returns a matrix with as many more rows and columns of zeros as make both multiples of `WHOLE`."""
     for axis in (0, 1):
-        to = _padded(x.shape[axis], WHOLE)
-        if x.shape[axis] != to:
-            shape, more = list(x.shape), list(x.shape)
-            shape[axis], more[axis] = to, to - x.shape[axis]
-            x = max_ops.rebind(max_ops.concat([x, _zeros(x.dtype, more, x.device)], axis=axis), shape)
+        x = _extended(x, _padded(x.shape[axis], WHOLE), 0.0, axis)
     return x
 
 
@@ -334,13 +330,15 @@ def _padded(rows: Dim, step: int) -> Dim:
     return (rows + (step - 1)) // step * step
 
 
-def _extended(x: TensorValue, padded: Dim, value: float) -> TensorValue:
-    """Returns a tensor with as many more rows as fill chunks."""
-    rows, rest = x.shape[0], list(x.shape[1:])
-    if rows == padded:
+def _extended(x: TensorValue, padded: Dim, value: float, axis: int = 0) -> TensorValue:
+    """Returns a tensor that is longer along an axis, with one value in what is added."""
+    length = x.shape[axis]
+    if length == padded:
         return x
-    more = max_ops.broadcast_to(max_ops.constant(value, x.dtype, x.device), [padded - rows, *rest])
-    return max_ops.rebind(max_ops.concat([x, more], axis=0), [padded, *rest])
+    shape, more = list(x.shape), list(x.shape)
+    shape[axis], more[axis] = padded, padded - length
+    added = max_ops.broadcast_to(max_ops.constant(value, x.dtype, x.device), more)
+    return max_ops.rebind(max_ops.concat([x, added], axis=axis), shape)
 
 
 def _first(x: TensorValue, rows: Dim) -> TensorValue:
