@@ -3,10 +3,13 @@
 from std.atomic import Atomic
 from std.ffi import external_call
 from std.sys import size_of
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceBuffer, DeviceContext
 
 comptime PLACES = 1024
 """Things of a kind that may be kept: a power of two."""
+
+comptime EXPECTED = 64
+"""Words on a GPU for what calls have others expect."""
 
 comptime PROBES = 8
 """Places that a key may have; what finds all of them taken is made anew each time."""
@@ -74,11 +77,20 @@ struct Kept(Movable):
     var kernels: Table
     """Kernels as they were loaded, by their names and their shared memory."""
 
-    def __init__(out self, ctx: DeviceContext):
+    var expected: Optional[DeviceBuffer[DType.uint64]]
+    """On a GPU, what one call has another expect: `EXPECTED` words, 0 where it is nothing."""
+
+    def __init__(out self, ctx: DeviceContext) raises:
         """A device that nobody has used yet."""
         self.ctx = ctx
         self.streams = Table()
         self.kernels = Table()
+        self.expected = None
+        if ctx.api() != "cpu":
+            var words = ctx.enqueue_create_buffer[DType.uint64](EXPECTED)
+            ctx.enqueue_memset(words, 0)
+            ctx.synchronize()
+            self.expected = words^
 
 
 def key_of(name: StaticString) -> Int:

@@ -16,7 +16,7 @@ from max.gpu.host import (
 )
 from max.gpu.host.launch_attribute import LaunchAttribute
 
-from .kept import Kept, heap, key_of, release
+from .kept import EXPECTED, Kept, heap, key_of, release
 from .io.rows import Target
 
 comptime SCRATCH_ALIGNMENT = 256
@@ -148,6 +148,22 @@ struct Queue(ImplicitlyCopyable):
             self._memory.value()
             .unsafe_offset(start)
             .unsafe_bitcast[Scalar[dtype]]()
+        )
+
+    def expected(self, key: Int) raises -> Target[DType.uint64]:
+        """Returns where one call may leave a word for the next: all have it that have the same key, and perhaps others. Of a caller's stream only.
+
+        Args:
+            key: What the calls have in common.
+        """
+        if self._measures:
+            return Target[DType.uint64](unsafe_from_address=SCRATCH_ALIGNMENT)
+        return (
+            self._kept.value()[]
+            .expected.value()
+            .unsafe_ptr()
+            .unsafe_origin_cast[MutUntrackedOrigin]()
+            .unsafe_offset(key % EXPECTED)
         )
 
     @inline(.always)

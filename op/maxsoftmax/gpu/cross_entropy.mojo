@@ -177,6 +177,22 @@ def losses[
         auto[dtype, Finish.PAIR, contiguous](
             pairs.unsafe_bitcast[Scalar[dtype]](), x, rows, queue
         )
+    losses_of_pairs(loss, pairs, x, targets, rows, options, queue)
+
+
+def losses_of_pairs[
+    dtype: DType, out: DType, //
+](
+    loss: Target[out],
+    pairs: Target[accumulator[dtype]()],
+    x: Source[dtype],
+    targets: Targets,
+    rows: Rows,
+    options: LossOptions,
+    queue: Queue,
+) raises:
+    """Enqueues the losses of rows whose pairs are there: arguments are as of `losses`.
+    """
     _losses(loss, pairs, pairs, False, x, targets, rows, options, queue)
 
 

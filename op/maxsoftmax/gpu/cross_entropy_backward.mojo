@@ -77,100 +77,170 @@ def gradients_kernel[
         ignored: The class of rows that do not count.
         smoothing: Share of the target that is spread over all classes.
     """
-    comptime P = MemoryPart[dtype, team]
-    comptime vectors = ELEMENTS // P.width
-    comptime exact = size_of[dtype]() > 2
-    var thread = Int(thread_idx.x)
     comptime teams = BLOCK_SIZE // team
     # Which part is said by the other dimension of the grid: a division would take as long as a vector.
     pdl_wait()
     for row in range(
-        Int(block_idx.x) * teams + thread // team,
+        Int(block_idx.x) * teams + Int(thread_idx.x) // team,
         Int(rows),
         Int(grid_dim.x) * teams,
     ):
-        var part = P.of_share(
-            MemoryTarget(dx),
-            MemorySource(x),
-            row,
-            Int(n),
-            thread % team,
-            Int(block_idx.y),
-            team * vectors * ROUNDS,
+        part_of_gradient[team](
+            dx, x, pairs, targets, upstream[row], row, n, ignored, smoothing
         )
-        var edges = part.load_edges(0)
-        var target = Class(targets[row], n, ignored, smoothing.is_shard)
-        var scale = upstream[row]
+
+
+struct RowGradient[exact: Bool](TrivialRegisterPassable):
+    """What the gradients of a row's logits are made of.
+
+    Parameters:
+        exact: Whether logits have more than 16 bits.
+    """
+
+    var unit: Scale[Self.exact]
+    """Of the exponentials."""
+    var factor: Float32
+    """What makes them probabilities."""
+    var scale: Float32
+    """The gradient of the row's loss; 0 where it does not count, NaN where its target is no class."""
+    var even: Float32
+    """What is wanted of every class."""
+    var aim: Float32
+    """What is wanted of the target beside."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        m: Float32,
+        d: Float32,
+        target: Class,
+        upstream: Float32,
+        smoothing: Smoothing[DType.float32],
+    ):
+        """That of a row whose pair is (m, d)."""
+        self.scale = upstream
         if target.is_ignored:
-            scale = 0
+            self.scale = 0
         elif not target.is_class:
-            scale = nan[DType.float32]()
-        var unit = Scale[exact](pairs[unsafe_offset=2 * row])
-        var factor = 1 / (pairs[unsafe_offset=2 * row + 1] * unit.exp(unit.m))
-        var even = smoothing.share / Float32(smoothing.classes)
-        var aim = smoothing.rest
+            self.scale = nan[DType.float32]()
+        self.unit = Scale[Self.exact](m)
+        self.factor = 1 / (d * self.unit.exp(self.unit.m))
+        self.even = smoothing.share / Float32(smoothing.classes)
+        self.aim = smoothing.rest
 
-        @inline(.always)
-        def gradient[
-            width: SIMDLength
-        ](logits: SIMD[DType.float32, width], wanted: Float32) {imm} -> SIMD[
-            DType.float32, width
-        ]:
-            return (unit.exp(logits) * factor - wanted) * scale
+    @inline(.always)
+    def of[
+        width: SIMDLength
+    ](self, logits: SIMD[DType.float32, width], wanted: Float32) -> SIMD[
+        DType.float32, width
+    ]:
+        """Returns the gradients of logits, of which so much is wanted."""
+        return (self.unit.exp(logits) * self.factor - wanted) * self.scale
 
-        # The target's own gradient is written after those of its vector, by the same thread.
-        comptime round = team * P.width
-        var place = Int64(
-            (Int(part.source.first) - Int(x)) // size_of[dtype]() - row * Int(n)
-        )
-        var ahead = target.index - place
-        var has_target = (
-            target.index >= 0
-            and ahead >= 0
-            and ahead % Int64(round) < Int64(P.width)
-            and ahead < Int64(ROUNDS * vectors * round)
-            and part.has(Int(ahead) // round)
-        )
-        var logit = Float32(0)
-        if has_target:
-            logit = x[unsafe_offset=row * Int(n) + Int(target.index)].cast[
-                DType.float32
-            ]()
 
-        comptime for aligned in [True, False]:
-            if part.aligned == aligned:
-                for i in range(0, part.rounds() + 1, vectors):
-                    var raw = Array[P.Raw, vectors](fill=P.Raw(0))
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            raw[j] = part.load(i + j)
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            # A row that does not count has no gradient, whatever is in it.
-                            if target.is_ignored:
-                                part.store[aligned](i + j, 0)
-                            else:
-                                part.store[aligned](
-                                    i + j,
-                                    gradient(
-                                        raw[j].cast[DType.float32](), even
-                                    ),
-                                )
-        if has_target:
-            dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient(
-                SIMD[DType.float32, 1](logit), even + aim
-            )[0].cast[dtype]()
-        var results = P.Edges(0)
-        if not target.is_ignored:
-            comptime for i in range(P.of_edges):
-                var is_target = (
-                    place + Int64(part.edge_place(i)) == target.index
-                )
-                results[i] = gradient(
-                    SIMD[DType.float32, 1](edges[i]),
-                    even + aim if is_target else even,
-                )[0]
-        part.store_edges(results)
+@inline(.always)
+def part_of_gradient[
+    dtype: DType, //, team: Int
+](
+    dx: Target[dtype],
+    x: Source[dtype],
+    pairs: Source[DType.float32],
+    targets: Targets,
+    upstream: Float32,
+    row: Int,
+    n: Int64,
+    ignored: Int64,
+    smoothing: Smoothing[DType.float32],
+):
+    """Writes the gradient of a part of a row's logits, the one that the grid's other dimension says, by a team of threads.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        team: Threads that share a part.
+
+    Args:
+        dx: As of `gradients_kernel`.
+        x: As there.
+        pairs: As there.
+        targets: As there.
+        upstream: Gradient of the row's loss.
+        row: Which row.
+        n: Classes.
+        ignored: The class of rows that do not count.
+        smoothing: Share of the target that is spread over all classes.
+    """
+    comptime P = MemoryPart[dtype, team]
+    comptime vectors = ELEMENTS // P.width
+    var part = P.of_share(
+        MemoryTarget(dx),
+        MemorySource(x),
+        row,
+        Int(n),
+        Int(thread_idx.x) % team,
+        Int(block_idx.y),
+        team * vectors * ROUNDS,
+    )
+    var edges = part.load_edges(0)
+    var target = Class(targets[row], n, ignored, smoothing.is_shard)
+    var gradient = RowGradient[size_of[dtype]() > 2](
+        pairs[unsafe_offset=2 * row],
+        pairs[unsafe_offset=2 * row + 1],
+        target,
+        upstream,
+        smoothing,
+    )
+
+    # The target's own gradient is written after those of its vector, by the same thread.
+    comptime round = team * P.width
+    var place = Int64(
+        (Int(part.source.first) - Int(x)) // size_of[dtype]() - row * Int(n)
+    )
+    var ahead = target.index - place
+    var has_target = (
+        target.index >= 0
+        and ahead >= 0
+        and ahead % Int64(round) < Int64(P.width)
+        and ahead < Int64(ROUNDS * vectors * round)
+        and part.has(Int(ahead) // round)
+    )
+    var logit = Float32(0)
+    if has_target:
+        logit = x[unsafe_offset=row * Int(n) + Int(target.index)].cast[
+            DType.float32
+        ]()
+
+    comptime for aligned in [True, False]:
+        if part.aligned == aligned:
+            for i in range(0, part.rounds() + 1, vectors):
+                var raw = Array[P.Raw, vectors](fill=P.Raw(0))
+                comptime for j in range(vectors):
+                    if part.has(i + j):
+                        raw[j] = part.load(i + j)
+                comptime for j in range(vectors):
+                    if part.has(i + j):
+                        # A row that does not count has no gradient, whatever is in it.
+                        if target.is_ignored:
+                            part.store[aligned](i + j, 0)
+                        else:
+                            part.store[aligned](
+                                i + j,
+                                gradient.of(
+                                    raw[j].cast[DType.float32](), gradient.even
+                                ),
+                            )
+    if has_target:
+        dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient.of(
+            SIMD[DType.float32, 1](logit), gradient.even + gradient.aim
+        )[0].cast[dtype]()
+    var results = P.Edges(0)
+    if not target.is_ignored:
+        comptime for i in range(P.of_edges):
+            var is_target = place + Int64(part.edge_place(i)) == target.index
+            results[i] = gradient.of(
+                SIMD[DType.float32, 1](edges[i]),
+                gradient.even + gradient.aim if is_target else gradient.even,
+            )[0]
+    part.store_edges(results)
 
 
 @__llvm_metadata(

@@ -1,5 +1,6 @@
 """What `streaming` sums of a row, and what it writes of it: an operation is one of each."""
 
+from std.bit import log2_ceil
 from std.math import exp2
 from std.sys import size_of
 from std.utils.numerics import neg_inf
@@ -270,6 +271,44 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
                 d,
             ),
         )
+
+    @staticmethod
+    @inline(.always)
+    def merged_by_warp[
+        most: Int
+    ](pairs: Shared[Float32], count: Int, lane: Int) -> Pair[]:
+        """Returns what a row's units come to, with the bits of `merged`, to every lane of a warp.
+
+        Parameters:
+            most: Units at most, no more than `merged` has threads.
+
+        Args:
+            pairs: Those of the units, one after the other.
+            count: How many there are.
+            lane: This thread's index in its warp.
+        """
+        comptime warps = Self.tuned.block_size // WARP_SIZE
+        comptime assert most <= Self.tuned.block_size
+        var mine = Array[Pair[], warps](fill=Self.nothing())
+        var m = neg_inf[DType.float32]()
+        comptime for i in range(warps):
+            var unit = i * WARP_SIZE + lane
+            if unit < count:
+                mine[i] = Pair(
+                    pairs[unsafe_offset=2 * unit],
+                    pairs[unsafe_offset=2 * unit + 1],
+                )
+            m = maximum(m, mine[i].m)
+        m = lanes_reduce[greater](m)
+        var scale = Self.S(m)
+        var sums = Array[Float32, warps](fill=0)
+        comptime for i in range(warps):
+            sums[i] = lanes_reduce[total](mine[i].sum_over(scale))
+        # The butterfly of as many lanes.
+        comptime for bit in reversed(range(log2_ceil(warps))):
+            comptime for i in range(1 << bit):
+                sums[i] += sums[i + (1 << bit)]
+        return Pair(m, sums[0])
 
     @staticmethod
     @inline(.always)

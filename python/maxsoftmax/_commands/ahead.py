@@ -20,7 +20,7 @@ from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph.extension import run_mojo
 from maxsoftmax._native import devices, precompiled, progress, warm
-from maxsoftmax._native.description import OPS, Library, Target, library
+from maxsoftmax._native.description import OPS, Library, Target, is_for, library
 
 out = Console()
 
@@ -81,6 +81,7 @@ def _compile(options: argparse.Namespace) -> int:
         )
         for dtype in dtypes
         for name in names
+        if is_for(name, wanted)
     ]
     cpu = target_cpu(options.target_cpu) or ("" if options.device == "cpu" else LAUNCHING.get(platform.machine(), ""))
 

@@ -19,6 +19,8 @@ POINTERS = {
     "cross_entropy": 5,
     "cross_entropy_backward": 6,
     "cross_entropy_gradient": 5,
+    "cross_entropy_speculative": 7,
+    "cross_entropy_unforeseen": 8,
     "token_log_probs": 6,
     "token_log_probs_backward": 7,
     "kl_divergence": 5,
@@ -28,12 +30,15 @@ POINTERS = {
 }
 """The libraries, and how many pointers a call takes after its stream."""
 
-WHOLE = tuple(name for name in POINTERS if name not in ("shard", "shard_loss"))
-"""Those of whole rows: the others are built for who splits rows, and nobody else."""
+SPECULATIVE = ("cross_entropy_speculative", "cross_entropy_unforeseen")
+"""Those that XLA alone calls, on GPUs with clusters."""
+
+WHOLE = tuple(name for name in POINTERS if name not in ("shard", "shard_loss", *SPECULATIVE))
+"""Those of whole rows that all devices have: the others are for who splits rows, or trains in JAX."""
 
 XLA = tuple(
     name
-    for name in WHOLE
+    for name in (*WHOLE, *SPECULATIVE)
     if name not in ("softmax_forms", "cross_entropy_gradient", "kl_divergence", "kl_divergence_backward")
 )
 """Those that XLA may call."""
@@ -65,6 +70,7 @@ OPS = {
     "kl_divergence": ("kl_divergence", "kl_divergence_backward"),
     "kl_divergence_backward": ("kl_divergence_backward",),
     "sharded": ("statistics", "shard", "shard_loss"),
+    "jax.cross_entropy": ("cross_entropy", "cross_entropy_backward", *SPECULATIVE),
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""
 
@@ -152,6 +158,11 @@ class Library(NamedTuple):
         name = "every op" if self.name == BUNDLE else self.name
         out = f" to {self.out_dtype}" if self.out_dtype else ""
         return f"{name} of {self.dtype}{out}{algorithm} for the {self.target}"
+
+
+def is_for(name: str, target: Target) -> bool:
+    """Returns whether there is a library for a target."""
+    return target.kind == "gpu" or name not in SPECULATIVE
 
 
 def library(

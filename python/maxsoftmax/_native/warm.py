@@ -10,7 +10,7 @@ from maxsoftmax._arguments import OUT, dtype_name
 from maxsoftmax._graph.extension import stop_compilers
 from maxsoftmax._native import devices, load
 from maxsoftmax._native.bundle import WORTH
-from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, WHOLE, Library, library
+from maxsoftmax._native.description import BUNDLE, CONVERTING, DTYPES, OPS, POINTERS, WHOLE, Library, is_for, library
 from maxsoftmax._warnings import for_threads
 
 if TYPE_CHECKING:
@@ -51,7 +51,12 @@ def warm_up(
     place = devices.CPU if device is None else devices.index(device)
     target = devices.target(place)
     outs = {dtype: "" if out_dtype in (None, dtype) else str(out_dtype) for dtype in chosen}
-    wanted = [library(name, dtype, target, out_dtype=outs[dtype]) for dtype in chosen for name in names]
+    wanted = [
+        library(name, dtype, target, out_dtype=outs[dtype])
+        for dtype in chosen
+        for name in names
+        if is_for(name, target)
+    ]
     parallel(_make, together(each for each in wanted if not load.is_there(each)))
     for name, dtype, *_ in wanted:
         load.functions(name, dtype, place, "auto", (0, 0), out_dtype=outs[dtype])

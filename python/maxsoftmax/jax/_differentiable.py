@@ -7,6 +7,7 @@ kernel. So `jax.grad` computes what the kernels do, and `jax.jvp` the formulas.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from jax import numpy as jnp
 from jax.interpreters import ad
 
 from maxsoftmax import _native
+from maxsoftmax._graph.extension import CompilerError
+from maxsoftmax._native import devices, load
+from maxsoftmax._native.description import SPECULATIVE, library
 from maxsoftmax.jax._primitives import PAIR, ROW, SUM, SUMS, TOKENS, WHOLE, accumulator, bind, formula, primitives
 
 LOGSUMEXP, PAIRS = (1,), (0,)
@@ -96,6 +100,14 @@ def cross_entropy_tangent(x: Any, pairs: Any, target: Any, t: Any, *, axis: int,
     ones = jnp.ones(target.shape, x.dtype)
     by_one = bind("cross_entropy_backward", x, pairs, target, ones, axis=axis, options=options)
     return (by_one.astype(kind) * t.astype(kind)).sum(axis).astype(x.dtype)
+
+
+@formula((WHOLE, PAIR, ROW, WHOLE, SUM, WHOLE), (ROW,))
+def cross_entropy_speculative_tangent(  # noqa: PLR0917 (as JAX passes them)
+    x: Any, pairs: Any, target: Any, ahead: Any, guesses: Any, t: Any, *, axis: int, options: tuple[int, ...]
+) -> Any:
+    """Returns Σ (p - wanted)·t. Of its transpose, `ahead` may be the result."""
+    return cross_entropy_tangent(x, pairs, target, t, axis=axis, options=options)
 
 
 @formula((WHOLE, SUMS, TOKENS, WHOLE), (TOKENS,))
@@ -232,8 +244,68 @@ def _of_cross_entropy_backward(
 derivatives("cross_entropy", _of_cross_entropy, None)
 derivatives("cross_entropy_tangent", _of_cross_entropy_tangent, None, None, linear("cross_entropy_tangent", 3))
 derivatives("cross_entropy_backward", _of_cross_entropy_backward, None, None, linear("cross_entropy_backward", 3))
+derivatives("cross_entropy_speculative", _of_cross_entropy, None)
+derivatives(
+    "cross_entropy_speculative_tangent",
+    lambda s, _, x, pairs, target, ahead, guesses, t, **how: _of_cross_entropy_tangent(
+        s, _, x, pairs, target, t, **how
+    ),
+    *(None,) * 4,
+    linear("cross_entropy_speculative_tangent", 5),
+)
+derivatives(
+    "cross_entropy_unforeseen",
+    lambda t, _, x, pairs, target, dloss, *__, **how: _of_cross_entropy_backward(t, _, x, pairs, target, dloss, **how),
+    None,
+    None,
+    linear("cross_entropy_backward", 3),
+    None,
+    None,
+)
 transpose("cross_entropy_tangent", lambda g, *known, **how: (bind("cross_entropy_backward", *known, g, **how),))
 transpose("cross_entropy_backward", lambda g, *known, **how: (cross_entropy_tangent(*known, g, **how),))
+transpose(
+    "cross_entropy_speculative_tangent",
+    lambda g, x, pairs, target, *ahead, **how: (bind("cross_entropy_unforeseen", x, pairs, target, g, *ahead, **how),),
+)
+_plainly = ad.primitive_jvps[primitives["cross_entropy"]]
+
+
+def _speculatively(arrays: Any, tangents: Any, *, axis: int, options: tuple[int, ...]) -> tuple[Any, Any]:
+    """Is the rule of cross entropy: the gradient of logits is computed ahead, where a kernel can."""
+    x, target = arrays
+    if type(tangents[0]) is ad.Zero or options[1] or not _has_gradients_ahead(x, axis):
+        found: tuple[Any, Any] = _plainly(arrays, tangents, axis=axis, options=options)
+        return found
+    *results, ahead, guesses = bind("cross_entropy_speculative", x, target, axis=axis, options=options)
+    change = cross_entropy_speculative_tangent(
+        x, results[1], target, ahead, guesses, tangents[0], axis=axis, options=options
+    )
+    return results, [change, ad.Zero(jax.typeof(results[1]).to_tangent_aval())]
+
+
+ad.primitive_jvps[primitives["cross_entropy"]] = _speculatively
+
+
+def _has_gradients_ahead(x: Any, axis: int) -> bool:
+    """Returns whether `gpu/speculative_gradient.mojo` takes rows, where JAX computes by default."""
+    n, size = x.shape[axis], x.dtype.itemsize
+    fits = axis == x.ndim - 1 and size <= 4 and 57344 < n <= (1 << 19) // size and n * size % 16 == 0
+    return fits and jax.default_backend() == "gpu" and _have_gradients_ahead(x.dtype.name)
+
+
+@functools.cache
+def _have_gradients_ahead(dtype: str) -> bool:
+    """Returns whether all GPUs of the process have clusters, and there are libraries for them, or a compiler."""
+    found = jax.local_devices(backend="gpu")
+    if not all(float(getattr(device, "compute_capability", 0)) >= 9 for device in found):
+        return False
+    try:
+        for name in SPECULATIVE:
+            load.is_there(library(name, dtype, devices.target(found[0].local_hardware_id)))
+    except CompilerError:
+        return False
+    return True
 
 
 def _tokens(name: str) -> None:

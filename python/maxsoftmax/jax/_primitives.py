@@ -34,6 +34,8 @@ class Op(NamedTuple):
     """The kinds of its results."""
     library: str
     """Its name."""
+    overwritten: int | None = None
+    """Which argument becomes the result, in its memory."""
 
 
 OPS = {
@@ -47,6 +49,10 @@ OPS = {
     "max_sum": Op((WHOLE,), (PAIR,), "statistics"),
     "cross_entropy": Op((WHOLE, ROW), (ROW, PAIR), "cross_entropy"),
     "cross_entropy_backward": Op((WHOLE, PAIR, ROW, ROW), (WHOLE,), "cross_entropy_backward"),
+    "cross_entropy_speculative": Op((WHOLE, ROW), (ROW, PAIR, WHOLE, SUM), "cross_entropy_speculative"),
+    "cross_entropy_unforeseen": Op(
+        (WHOLE, PAIR, ROW, ROW, WHOLE, SUM), (WHOLE,), "cross_entropy_unforeseen", overwritten=4
+    ),
     "token_log_probs": Op((WHOLE, TOKENS), (TOKENS, NOWHERE, SUMS), "token_log_probs"),
     "token_log_probs_and_entropy": Op((WHOLE, TOKENS), (TOKENS, SUM, SUMS), "token_log_probs"),
     "token_log_probs_backward": Op((WHOLE, SUMS, TOKENS, TOKENS, NOWHERE), (WHOLE,), "token_log_probs_backward"),
@@ -183,7 +189,8 @@ def _called(name: str, platform: str, *arrays: Any, axis: int, options: tuple[in
         scratch = max(plan.scratch for plan in plans)
         if scratch:
             results.append(jax.ShapeDtypeStruct((scratch,), np.uint8))
-    call = jax.ffi.ffi_call(target, results)
+    aliases = None if op.overwritten is None else {op.overwritten: 0}
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=aliases)
     returned = call(*told, call=np.array([n, inner, *options], np.int64))
     # Behind them is scratch memory.
     return [result for kind, result in zip(op.returned, returned, strict=False) if kind != NOWHERE]
@@ -239,9 +246,26 @@ def formula(taken: tuple[str, ...], returned: tuple[str, ...]) -> Callable[[Call
     return made
 
 
+def _speculative_on_cpu(x: Any, target: Any, *, axis: int, options: tuple[int, ...]) -> list[Any]:
+    loss, pairs = bind("cross_entropy", x, target, axis=axis, options=options)
+    return [loss, pairs, jnp.zeros_like(x), jnp.zeros(target.shape, accumulator(x))]
+
+
+def _unforeseen_on_cpu(*arrays: Any, axis: int, options: tuple[int, ...]) -> list[Any]:
+    return [bind("cross_entropy_backward", *arrays[:4], axis=axis, options=options)]
+
+
+ELSEWHERE: dict[str, Callable[..., list[Any]]] = {
+    "cross_entropy_speculative": _speculative_on_cpu,
+    "cross_entropy_unforeseen": _unforeseen_on_cpu,
+}
+"""What there is on a CPU of what is for GPUs alone."""
+
 for _name, _op in OPS.items():
     _made = _primitive(_name, _op.taken, _op.returned)
     mlir.register_lowering(_made, functools.partial(_refuse, _name))
     for _platform in PLATFORMS:
-        _lowered = mlir.lower_fun(functools.partial(_called, _name, _platform), multiple_results=True)
-        mlir.register_lowering(_made, _lowered, platform=_platform)
+        _function: Callable[..., list[Any]] = functools.partial(_called, _name, _platform)
+        if _platform == "cpu":
+            _function = ELSEWHERE.get(_name, _function)
+        mlir.register_lowering(_made, mlir.lower_fun(_function, multiple_results=True), platform=_platform)
