@@ -3,13 +3,13 @@
 from std.atomic import Atomic
 from std.ffi import external_call
 from std.sys import size_of
-from max.gpu.host import DeviceBuffer, DeviceContext
+from max.gpu.host import DeviceContext
 
 comptime PLACES = 1024
 """Things of a kind that may be kept: a power of two."""
 
 comptime EXPECTED = 64
-"""Words on a GPU for what calls have others expect."""
+"""Words of 8 bytes that calls leave for others on a GPU."""
 
 comptime PROBES = 8
 """Places that a key may have; what finds all of them taken is made anew each time."""
@@ -70,6 +70,9 @@ def _place(key: Int, probe: Int) -> Int:
 struct Kept(Movable):
     """A device, with the streams and the kernels that calls have used."""
 
+    var expected: Int
+    """The address on a GPU of `EXPECTED` words for what calls have later ones expect; 0 where the caller has given none. It comes first: a caller
+    writes it there."""
     var ctx: DeviceContext
     """The device."""
     var streams: Table
@@ -77,20 +80,12 @@ struct Kept(Movable):
     var kernels: Table
     """Kernels as they were loaded, by their names and their shared memory."""
 
-    var expected: Optional[DeviceBuffer[DType.uint64]]
-    """On a GPU, what one call has another expect: `EXPECTED` words, 0 where it is nothing."""
-
-    def __init__(out self, ctx: DeviceContext) raises:
+    def __init__(out self, ctx: DeviceContext):
         """A device that nobody has used yet."""
+        self.expected = 0
         self.ctx = ctx
         self.streams = Table()
         self.kernels = Table()
-        self.expected = None
-        if ctx.api() != "cpu":
-            var words = ctx.enqueue_create_buffer[DType.uint64](EXPECTED)
-            ctx.enqueue_memset(words, 0)
-            ctx.synchronize()
-            self.expected = words^
 
 
 def key_of(name: StaticString) -> Int:

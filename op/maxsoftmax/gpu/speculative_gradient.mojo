@@ -72,9 +72,12 @@ struct Expected(TrivialRegisterPassable):
     """Whether two in a row had it."""
 
     @inline(.always)
-    def __init__(out self, address: Target[DType.uint64]):
-        """What is remembered at an address; nothing if it is 0 there."""
-        var word = address[]
+    def __init__(out self, address: Int64):
+        """What is remembered at an address; nothing if there is 0, or the address is.
+        """
+        var word = UInt64(0)
+        if address != 0:
+            word = Target[DType.uint64](unsafe_from_address=Int(address))[]
         self.bits = UInt32(word & 0xFFFF_FFFF)
         self.is_steady = word >> 32 != 0
 
@@ -84,12 +87,17 @@ struct Expected(TrivialRegisterPassable):
         return self.bits if self.is_steady else NONE
 
     @inline(.always)
-    def remember(self, address: Target[DType.uint64], value: Float32):
-        """Writes what a backward pass had after these."""
+    def remember(self, address: Int64, value: Float32):
+        """Writes what a backward pass had after these, if there is an address.
+        """
+        if address == 0:
+            return
         var bits = bitcast[DType.uint32](value)
         # Of 0 nothing is to be had, and no number is equal to NaN.
         var is_steady = bits == self.bits and value == value and value != 0
-        address[] = UInt64(bits) | UInt64(Int(is_steady)) << 32
+        Target[DType.uint64](unsafe_from_address=Int(address))[] = (
+            UInt64(bits) | UInt64(Int(is_steady)) << 32
+        )
 
 
 def is_held[dtype: DType](x: Source[dtype], rows: Rows) -> Bool:
@@ -115,7 +123,7 @@ def speculative_kernel[
     dx: Target[dtype],
     pairs: Target[DType.float32],
     guesses: Target[DType.uint32],
-    expected: Target[DType.uint64],
+    expected: Int64,
     x: Source[dtype],
     targets: Targets,
     n: Int64,
@@ -132,7 +140,7 @@ def speculative_kernel[
         dx: Gradients; not the memory of `x`.
         pairs: (m, d) of each row.
         guesses: The bits of the gradient of each row's loss, for which `dx` was written, or `NONE`.
-        expected: What is foreseen, and may be written by others meanwhile.
+        expected: Address of what is foreseen, which others may write meanwhile, or 0.
         x: Logits: whole vectors, at multiples of 16 bytes.
         targets: Class of each row.
         n: Classes.
@@ -237,7 +245,7 @@ def unforeseen_kernel[
     x: Source[dtype],
     pairs: Source[DType.float32],
     guesses: Source[DType.uint32],
-    expected: Target[DType.uint64],
+    expected: Int64,
     targets: Targets,
     upstream: Upstream[up, DType.float32],
     rows: Int64,
@@ -256,7 +264,7 @@ def unforeseen_kernel[
         x: Logits.
         pairs: (m, d) of each row.
         guesses: For which gradient of its loss that of each row was written.
-        expected: Where is remembered what was the case.
+        expected: Address where it is remembered what was the case, or 0.
         targets: Class of each row.
         upstream: Gradient of each row's loss.
         rows: How many.
@@ -301,11 +309,7 @@ def unforeseen_kernel[
 @inline(.always)
 def _remember[
     up: DType
-](
-    expected: Target[DType.uint64],
-    upstream: Upstream[up, DType.float32],
-    rows: Int,
-):
+](expected: Int64, upstream: Upstream[up, DType.float32], rows: Int,):
     """Has a block remember the largest of the gradients of losses: rows that a caller leaves out have 0.
     """
     var scratch = unsafe_stack_allocation[
@@ -357,7 +361,7 @@ def losses_and_gradients[
         dx,
         pairs,
         guesses,
-        queue.expected(rows.count() * rows.n),
+        Int64(queue.expected(rows.count() * rows.n)),
         x,
         targets,
         Int64(rows.n),
@@ -417,7 +421,7 @@ def unforeseen_gradients[
         x,
         pairs,
         guesses,
-        queue.expected(rows.count() * rows.n),
+        Int64(queue.expected(rows.count() * rows.n)),
         targets,
         Upstream[up, F](Optional(dloss), 1, pairs),
         Int64(rows.count()),
