@@ -38,8 +38,12 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("how", ways, scope="session")
 
 
-LONGEST = ("test_cross_compile", "test_ops_sharded", "test_fusion", "test_graphs", "test_readme", "test_cli")
-"""Files that compile for minutes."""
+LONGEST = {
+    *("test_cross_compile", "test_ops", "test_ops_sharded", "test_fusion", "test_graphs", "test_readme", "test_cli"),
+    *("test_bench_call", "test_bfloat16", "test_dropin", "test_kernels", "test_tasks", "test_train"),
+    *("test_jax_sharded", "test_out_dtype", "test_torch_distributed", "test_torch_dtensor"),
+}
+"""Files that compile for half a minute and more."""
 
 
 def pytest_configure(config):
@@ -50,7 +54,7 @@ def pytest_configure(config):
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "model" in item.fixturenames:
+        if {"model", "models"} & set(item.fixturenames):
             # For pytest-xdist's `--dist loadgroup`: one process compiles the model for all.
             given = item.callspec.params if hasattr(item, "callspec") else {}
             name = "-".join(str(given.get(of, "")) for of in ("device", "model"))

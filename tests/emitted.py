@@ -22,13 +22,18 @@ class Emitted(str):
 
 def emit(graph, device="cpu"):
     """Returns the Mojo of `graph`."""
-    session = InferenceSession(devices=[runtime.device(device)])
+    return load(graph, device, stop=True)[1]
+
+
+def load(graph, device, stop=False):
+    """Returns the model of `graph`, or None where MAX is to stop before it has one, and the Mojo that it wrote."""
+    session, model = InferenceSession(devices=[runtime.device(device)]), None
     # The files of the stages before it are large.
     with TemporaryDirectory() as folder:
-        session.debug.pre_jit = True
+        session.debug.pre_jit = stop
         session.debug.ir_output_dir = folder
         try:
-            session.compile(graph)
+            model = session.load(graph)
         except CompilationStopped:
             pass
         finally:
@@ -36,4 +41,4 @@ def emit(graph, device="cpu"):
             session.debug.ir_output_dir = ""
         # Beside it may be what is computed once, when the model is loaded.
         (path,) = (path for path in Path(folder).glob("*.mojo") if "_constant_subgraphs" not in path.stem)
-        return Emitted(path.read_text())
+        return model, Emitted(path.read_text())

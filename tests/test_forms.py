@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from max.driver import Buffer
 from max.dtype import DType
-from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
-from max.graph import ops as max_ops
 from maxsoftmax import _native
 from maxsoftmax._arrays import devices
-from maxsoftmax._graph import runtime
 from maxsoftmax.nn import Softmax
 
 SHAPE = (2, 3, 5, 7)
@@ -164,49 +160,6 @@ def test_scaled_rows_around_every_edge(device, dtype):
             np.testing.assert_allclose(
                 y.astype(np.float64), reference, rtol=rtol, atol=atol, err_msg=f"{keys} elements, case {i}"
             )
-
-
-def test_numbers_in_a_graph(device):
-    # The logits as they lie in memory, computed by the graph, and results that it computes with; along two axes.
-    where = runtime.device(device)
-    x = logits((3, 37, 1001))
-    options = {"scale": 0.3, "causal": True, "temperature": 0.7}
-    with Graph("numbers", input_types=[TensorType(DType.float32, x.shape, DeviceRef.from_device(where))]) as graph:
-        plain = maxsoftmax.ops.softmax(graph.inputs[0], **options)
-        computed = maxsoftmax.ops.softmax(max_ops.negate(graph.inputs[0].tensor), **options)
-        used = max_ops.negate(maxsoftmax.ops.softmax(graph.inputs[0], scale=-0.3))
-        other = maxsoftmax.ops.softmax(graph.inputs[0], axis=1, scale=0.3)
-        graph.output(plain, computed, used, other)
-    model = InferenceSession(devices=[where]).load(graph)
-    found = [y.to_numpy() for y in model.execute(Buffer.from_numpy(x).to(where))]
-    wanted = [
-        attention(x, **options),
-        attention(-x, **options),
-        -attention(x, scale=-0.3),
-        attention(x, 1, scale=0.3),
-    ]
-    for y, reference in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(y, reference, rtol=4e-6, atol=1e-30)
-
-
-def test_a_mask_that_the_graph_computes_by_broadcasting(device):
-    where = runtime.device(device)
-    place = DeviceRef.from_device(where)
-
-    def masked(x):
-        queries, keys = (
-            max_ops.range(0, n, 1, out_dim=n, dtype=DType.int32, device=place) for n in (x.shape[-2], x.shape[-1])
-        )
-        return maxsoftmax.ops.softmax(x, mask=max_ops.unsqueeze(queries, 1) >= keys)
-
-    kind = TensorType(DType.float32, ("heads", "queries", "keys"), place)
-    graph = Graph("masked", masked, [kind], custom_extensions=[maxsoftmax.extension()])
-    model = InferenceSession(devices=[where]).load(graph)
-    for shape in [(2, 6, 40), (3, 40, 6), (0, 3, 4), (2, 0, 4)]:
-        x = logits(shape)
-        (y,) = model.execute(Buffer.from_numpy(x).to(where))
-        expected = attention(x, mask=np.tri(*shape[1:], dtype=bool)) if x.size else x
-        np.testing.assert_allclose(y.to(runtime.device("cpu")).to_numpy(), expected, rtol=4e-6, atol=1e-30)
 
 
 def test_nan_is_not_hidden_by_a_mask_that_keeps_it(device):

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-from emitted import emit
+from emitted import emit, load
 from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType
+from max.graph import DeviceRef, Graph, Module, TensorType
 from max.graph import ops as max_ops
 from maxsoftmax._graph import runtime
 
@@ -108,19 +108,22 @@ def graph_on(device):
     return graph
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model(device):
-    return InferenceSession(devices=[runtime.device(device)]).load(graph_on(device))
+    """The graph, its model and its Mojo, of one compilation."""
+    graph = graph_on(device)
+    return graph, *load(graph, device)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_fused_gives_what_numpy_does(model, device, shape):
+    _, loaded, _ = model
     generator = np.random.default_rng(1)
     x = (generator.standard_normal(shape) * 2).astype(np.float32)
     mask = generator.standard_normal(shape[2:]).astype(np.float32)
     keep = generator.random(shape[1:]) < 0.7
     keep[0] = False
-    results = model.execute(*(Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, mask, keep)))
+    results = loaded.execute(*(Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, mask, keep)))
     for result, (name, reference) in zip(results, expected(x, mask, keep).items(), strict=True):
         y = result.to(runtime.device("cpu")).to_numpy()
         rtol, atol = (1e-3, 6e-8) if y.dtype == np.float16 else (5e-6, 1e-30)
@@ -129,23 +132,42 @@ def test_what_is_fused_gives_what_numpy_does(model, device, shape):
         np.testing.assert_allclose(y, reference, rtol=rtol, atol=atol, err_msg=name)
 
 
+DTYPES = [DType.float32, DType.bfloat16]
 COLUMN_EDGES = [16, 64, 128, 672, 960, 1024, 5376, 7680]
 """Lengths of columns at which one GPU kernel takes over from another, on a Hopper the last ones."""
 
 
-@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
-def test_columns_around_every_edge(device, dtype):
-    where = runtime.device(device)
-    place = DeviceRef.from_device(where)
-    types = [TensorType(kind, ("batch", "n", "last"), place) for kind in (dtype, DType.bool)]
+def kept(x, keep):
+    y = max_ops.softmax(x * 0.25, axis=1)
+    return y, max_ops.where(keep, max_ops.softmax(x, axis=1) * 2.0, max_ops.constant(0, x.dtype, x.device))
 
-    def kept(x, keep):
-        y = max_ops.softmax(x * 0.25, axis=1)
-        return y, max_ops.where(keep, max_ops.softmax(x, axis=1) * 2.0, max_ops.constant(0, dtype, place))
 
-    with Graph("columns", input_types=types, custom_extensions=[maxsoftmax.dropin()]) as graph:
-        graph.output(*kept(*(value.tensor for value in graph.inputs)))
-    model = InferenceSession(devices=[where]).load(graph)
+def chain(x):
+    for step in range(4):
+        x = maxsoftmax.ops.log_softmax(x, axis=step % 2)
+        x = max_ops.softmax(x * 3.0, axis=(step + 1) % 2) * 10.0
+    return [x]
+
+
+@pytest.fixture(scope="module")
+def models(device):
+    """Columns by their dtype, and the chain, in one module: MAX takes 20 seconds for every module."""
+    module, where = Module(), runtime.device(device)
+    graphs = {
+        dtype.name: (kept, [(dtype, ("batch", "n", "last")), (DType.bool, ("batch", "n", "last"))]) for dtype in DTYPES
+    }
+    for name, (build, types) in {**graphs, "chain": (chain, [(DType.float32, ("rows", "n"))])}.items():
+        given = [TensorType(kind, dims, DeviceRef.from_device(where)) for kind, dims in types]
+        extensions = [maxsoftmax.dropin(), maxsoftmax.extension()]
+        with Graph(name, input_types=given, custom_extensions=extensions, module=module) as graph:
+            graph.output(*build(*(value.tensor for value in graph.inputs)))
+    # It compiles the whole module of a graph, with the extensions of that one.
+    return InferenceSession(devices=[where]).load_all(graph)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_around_every_edge(models, device, dtype):
+    where, model = runtime.device(device), models[dtype.name]
     # NumPy has no bfloat16 that MAX knows.
     kind, bits = (np.float32, DType.float32) if dtype == DType.float32 else (ml_dtypes.bfloat16, DType.uint16)
     rtol = 5e-6 if dtype == DType.float32 else 8.1e-3
@@ -169,21 +191,13 @@ def test_columns_around_every_edge(device, dtype):
                 np.testing.assert_allclose(y, reference, rtol=rtol, atol=1e-30, err_msg=f"{n}×{last}")
 
 
-def test_kernels_that_overlap_wait_for_each_other(device):
+def test_kernels_that_overlap_wait_for_each_other(models, device):
     # On a GPU each is launched while the one before still writes what it reads, or reads what it writes.
     where = runtime.device(device)
-    kind = TensorType(DType.float32, ("rows", "n"), DeviceRef.from_device(where))
-    with Graph("chain", input_types=[kind], custom_extensions=[maxsoftmax.extension(), maxsoftmax.dropin()]) as graph:
-        x = graph.inputs[0].tensor
-        for step in range(4):
-            x = maxsoftmax.ops.log_softmax(x, axis=step % 2)
-            x = max_ops.softmax(x * 3.0, axis=(step + 1) % 2) * 10.0
-        graph.output(x)
-    model = InferenceSession(devices=[where]).load(graph)
     for shape in [(1, 40_000), (40_000, 3), (700, 900), (64, 20_001)]:
         x = (np.random.default_rng(4).standard_normal(shape) * 3).astype(np.float32)
         given = Buffer.from_numpy(x).to(where)
-        results = [model.execute(given)[0] for _ in range(30)]
+        results = [models["chain"].execute(given)[0] for _ in range(30)]
         results = [y.to(runtime.device("cpu")).to_numpy() for y in results]
         wide = x.astype(np.float64)
         for step in range(4):
@@ -194,9 +208,9 @@ def test_kernels_that_overlap_wait_for_each_other(device):
             np.testing.assert_array_equal(y, results[0])
 
 
-def test_each_is_one_launch(device):
-    graph = graph_on(device)
-    launches = emit(graph).launches()
+def test_each_is_one_launch(model):
+    graph, _, emitted = model
+    launches = emitted.launches()
     # Softmax along the first axis is asked for alone and with a mask added to it: one kernel writes both.
     assert len(launches) == len(graph.output_types) - 1, launches
     # What is scaled and masked by what lies in memory, as the logits do, needs nothing fused into it.

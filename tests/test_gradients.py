@@ -10,7 +10,6 @@ import scipy.special
 from contract import DTYPES, logits
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import _native
 from maxsoftmax._graph import runtime
@@ -408,47 +407,6 @@ def test_a_target_that_is_no_class_is_nan_on_a_gpu():
     assert torch.isnan(loss).tolist() == [False, True, True]
     dx = maxsoftmax.cross_entropy_backward(x, target, pairs, reduction="none", dloss=torch.ones_like(loss))
     assert torch.isnan(dx).any(dim=1).tolist() == [False, True, True]
-
-
-def test_gradients_in_a_graph(device):
-    """Of what other ops compute, for other ops to use, with symbolic dims."""
-    place = DeviceRef.from_device(runtime.device(device))
-    types = [
-        TensorType(DType.float32, ("rows", "classes"), place),
-        TensorType(DType.int64, ("rows",), place),
-    ]
-    ops = maxsoftmax.ops
-    with Graph("step", input_types=types) as graph:
-        x, target = (value.tensor for value in graph.inputs)
-        scores = x * 2
-        loss, pairs = ops.cross_entropy_forward(scores, target)
-        dscores = ops.cross_entropy_backward(scores, target, pairs)
-        y = ops.softmax(scores)
-        log_y = ops.log_softmax(scores)
-        graph.output(
-            loss,
-            dscores * 2,
-            ops.softmax_backward(y, dscores),
-            ops.log_softmax_backward(log_y, dscores),
-            ops.logsumexp(scores, axis=0),
-            ops.logsumexp(scores, axis=0, keepdims=True),
-            *ops.max_sum(scores, keepdims=np.True_),
-        )
-    model = InferenceSession(devices=[runtime.device(device)]).load(graph)
-    x, target = logits((20, 5)), np.arange(20) % 5
-    inputs = [Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, target)]
-    loss, double, dx, dlog_x, sums, kept, m, d = (result.to_numpy() for result in model.execute(*inputs))
-    scores = wide(x) * 2
-    expected, gradient = losses(scores, target, -100, 0)
-    gradient /= 20
-    close(loss, expected.mean())
-    close(double, gradient * 2)
-    close(dx, backward(scipy.special.softmax(scores, axis=1), gradient, 1, False))
-    close(dlog_x, backward(scipy.special.log_softmax(scores, axis=1), gradient, 1, True))
-    close(sums, scipy.special.logsumexp(scores, axis=0), scale=4)
-    np.testing.assert_array_equal(kept, sums[None, :])
-    np.testing.assert_array_equal(m, scores.max(1, keepdims=True))
-    close(d, np.exp(scores - m).sum(1, keepdims=True), scale=4)
 
 
 def test_a_graph_refuses_what_does_not_fit():

@@ -1,61 +1,219 @@
+"""Ops in graphs, beside the calls on arrays and float64."""
+
 import maxsoftmax
+import ml_dtypes
 import numpy as np
 import pytest
-from contract import check
-from max.driver import Buffer
+import scipy.special
+from contract import DTYPES, check, logits
+from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import BufferType, DeviceRef, Graph, TensorType
+from max.graph import BufferType, DeviceRef, Graph, Module, TensorType
 from max.graph import ops as max_ops
+from maxsoftmax import ops
 from maxsoftmax._graph import runtime
+from test_forms import attention as formed
+from test_gradients import backward, close, losses
+from test_kl_divergence import pair, same
+from test_ops_sharded import array_of, buffer_of
+from test_token_log_probs import tokens_of
 
 
-def logits(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) * 4
+def attention(scores, wide):
+    """Weights: an elementwise producer, three axes, a static length and a consumer."""
+    weights = ops.softmax(scores * 0.5)
+    static = ops.softmax(wide, axis=1, algorithm="auto")
+    assert weights.type == scores.type
+    assert static.shape == wide.shape
+    over = [ops.softmax(scores, axis=axis) for axis in (1, -4)]
+    return weights + 0.0, *over, static, ops.softmax(max_ops.cast(wide, DType.float16), axis=0)
 
 
-def place(device):
-    return DeviceRef.from_device(runtime.device(device))
+FORMS = {"scale": 0.3, "causal": True, "temperature": 0.7}
 
 
-def load(graph, device):
-    return InferenceSession(devices=[runtime.device(device)]).load(graph)
+def numbers(x):
+    """Logits as they lie in memory, computed by the graph, and results that it computes with; along two axes."""
+    used = max_ops.negate(ops.softmax(x, scale=-0.3))
+    return ops.softmax(x, **FORMS), ops.softmax(max_ops.negate(x), **FORMS), used, ops.softmax(x, axis=1, scale=0.3)
 
 
-def test_a_larger_graph_with_symbolic_and_static_dims(device):
-    """Attention weights: an elementwise producer, three axes, a static length and a consumer, in one graph."""
-    types = [
-        TensorType(DType.float32, ("batch", "heads", "queries", "keys"), place(device)),
-        TensorType(DType.float32, ("rows", 1000), place(device)),
+def masked(x):
+    """By a mask that the graph computes by broadcasting."""
+    queries, keys = (max_ops.range(0, n, 1, out_dim=n, dtype=DType.int32, device=x.device) for n in x.shape[-2:])
+    return [ops.softmax(x, mask=max_ops.unsqueeze(queries, 1) >= keys)]
+
+
+def step(x, target):
+    """Gradients of what other ops compute, for other ops to use."""
+    scores = x * 2
+    loss, pairs = ops.cross_entropy_forward(scores, target)
+    dscores = ops.cross_entropy_backward(scores, target, pairs)
+    return (
+        loss,
+        dscores * 2,
+        ops.softmax_backward(ops.softmax(scores), dscores),
+        ops.log_softmax_backward(ops.log_softmax(scores), dscores),
+        ops.logsumexp(scores, axis=0),
+        ops.logsumexp(scores, axis=0, keepdims=True),
+        *ops.max_sum(scores, keepdims=np.True_),
+    )
+
+
+def sparse(*values):
+    """Of what other ops compute, for other ops to use, along any axis."""
+    results = []
+    for x in values:
+        for axis in AXES:
+            y = ops.sparsemax(x * 0.5, axis=axis)
+            results += [y, ops.sparsemax_backward(y, x, axis)]
+    return results
+
+
+def of_tokens(*given):
+    *values, several, single, first, second, third = given
+    results = []
+    for x in values:
+        results += ops.token_log_probs(x, several, 1, temperature=0.7, entropy=True)
+        results.append(ops.token_log_probs(x, single))
+        results.append(ops.token_log_probs_backward(x, several, first, second, 1, temperature=0.7))
+        results.append(ops.token_log_probs_backward(x, single, third))
+    return results
+
+
+def divergence(x, teacher, dkl):
+    return (
+        ops.kl_divergence(x, teacher, 1, temperature=0.7),
+        *ops.kl_divergence_backward(x, teacher, dkl, temperature=0.7, reverse=True),
+        *ops.kl_divergence_backward(x, teacher),
+    )
+
+
+AXES = (0, 1, -1)
+DIMS = ("a", "b", "c")
+FLOAT, HALF, WIDE = DType.float32, DType.bfloat16, DType.float64
+TYPES = {
+    attention: [(FLOAT, ("batch", "heads", "queries", "keys")), (FLOAT, ("rows", 1000))],
+    numbers: [(FLOAT, (3, 37, 1001))],
+    masked: [(FLOAT, ("heads", "queries", "keys"))],
+    step: [(FLOAT, ("rows", "classes")), (DType.int64, ("rows",))],
+    sparse: [(kind, DIMS) for kind in (FLOAT, HALF, DType.float16, WIDE)],
+    of_tokens: [
+        *[(kind, DIMS) for kind in (FLOAT, HALF, WIDE)],
+        *[(DType.int64, ("a", "k", "c")), (DType.int32, ("a", "b"))],
+        *[(FLOAT, dims) for dims in (("a", "k", "c"), ("a", "c"), ("a", "b"))],
+    ],
+    divergence: [(FLOAT, DIMS), (FLOAT, DIMS), (FLOAT, ("a", "b"))],
+}
+
+
+@pytest.fixture(scope="module")
+def models(device):
+    """The graphs above, by name, in one module: MAX takes 20 seconds for each module, and few for another graph."""
+    module, where = Module(), runtime.device(device)
+    for build, types in TYPES.items():
+        given = [TensorType(kind, dims, DeviceRef.from_device(where)) for kind, dims in types]
+        with Graph(build.__name__, input_types=given, module=module) as graph:
+            graph.output(*build(*(value.tensor for value in graph.inputs)))
+        assert maxsoftmax.extension() in graph.kernel_libraries_paths
+    # It compiles the whole module of a graph, with the extension that the ops gave to that.
+    return InferenceSession(devices=[where]).load_all(graph)
+
+
+def run(model, device, *arrays):
+    results = model.execute(*(buffer_of(x).to(runtime.device(device)) for x in arrays))
+    return [array_of(result.to(CPU())) for result in results]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 129), (1, 1, 1, 1), (4, 8, 1, 33), (0, 2, 3, 4), (2, 2, 3, 0)])
+def test_symbolic_and_static_dims(models, device, shape):
+    x, w = logits(shape), logits((7, 1000), seed=1)
+    results = run(models["attention"], device, x, w)
+    check(results[0], x * np.float32(0.5))
+    check(results[1], x, axis=1)
+    check(results[2], x, axis=0)
+    check(results[3], w)
+    check(results[4], w.astype(np.float16), axis=0)
+
+
+def test_numbers(models, device):
+    x = logits((3, 37, 1001))
+    wanted = [
+        formed(x, **FORMS),
+        formed(-x, **FORMS),
+        -formed(x, scale=-0.3),
+        formed(x, 1, scale=0.3),
     ]
-    with Graph("attention", input_types=types, custom_extensions=[maxsoftmax.extension()]) as graph:
-        scores, wide = (value.tensor for value in graph.inputs)
-        weights = maxsoftmax.ops.softmax(scores * 0.5)
-        over_heads = maxsoftmax.ops.softmax(scores, axis=1)
-        over_batch = maxsoftmax.ops.softmax(scores, axis=-4)
-        static = maxsoftmax.ops.softmax(wide, axis=1, algorithm="auto")
-        half = maxsoftmax.ops.softmax(max_ops.cast(wide, DType.float16), axis=0)
-        graph.output(weights + 0.0, over_heads, over_batch, static, half)
-        assert weights.type == types[0]
-        assert static.shape == wide.shape
-    model = load(graph, device)
-    for shape in [(2, 3, 5, 129), (1, 1, 1, 1), (4, 8, 1, 33), (0, 2, 3, 4), (2, 2, 3, 0)]:
-        x, w = logits(*shape), logits(7, 1000, seed=1)
-        inputs = [Buffer.from_numpy(a).to(runtime.device(device)) for a in (x, w)]
-        results = [result.to_numpy() for result in model.execute(*inputs)]
-        check(results[0], x * np.float32(0.5))
-        check(results[1], x, axis=1)
-        check(results[2], x, axis=0)
-        check(results[3], w)
-        check(results[4], w.astype(np.float16), axis=0)
+    for y, reference in zip(run(models["numbers"], device, x), wanted, strict=True):
+        np.testing.assert_allclose(y, reference, rtol=4e-6, atol=1e-30)
 
 
-def test_a_graph_without_the_extension_is_given_it():
-    with Graph("bare", input_types=[TensorType(DType.float32, ("n",), DeviceRef.CPU())]) as graph:
-        graph.output(maxsoftmax.ops.softmax(graph.inputs[0].tensor))
-    assert maxsoftmax.extension() in graph.kernel_libraries_paths
-    x = logits(50)
-    check(load(graph, "cpu").execute(x)[0].to_numpy(), x)
+@pytest.mark.parametrize("shape", [(2, 6, 40), (3, 40, 6), (0, 3, 4), (2, 0, 4)])
+def test_a_mask_that_the_graph_computes(models, device, shape):
+    x = logits(shape)
+    (y,) = run(models["masked"], device, x)
+    expected = formed(x, mask=np.tri(*shape[1:], dtype=bool)) if x.size else x
+    np.testing.assert_allclose(y, expected, rtol=4e-6, atol=1e-30)
+
+
+def test_gradients(models, device):
+    x, target = logits((20, 5)), np.arange(20) % 5
+    loss, double, dx, dlog_x, sums, kept, m, d = run(models["step"], device, x, target)
+    scores = x.astype(np.float64) * 2
+    expected, gradient = losses(scores, target, -100, 0)
+    gradient /= 20
+    close(loss, expected.mean())
+    close(double, gradient * 2)
+    close(dx, backward(scipy.special.softmax(scores, axis=1), gradient, 1, False))
+    close(dlog_x, backward(scipy.special.log_softmax(scores, axis=1), gradient, 1, True))
+    close(sums, scipy.special.logsumexp(scores, axis=0), scale=4)
+    np.testing.assert_array_equal(kept, sums[None, :])
+    np.testing.assert_array_equal(m, scores.max(1, keepdims=True))
+    close(d, np.exp(scores - m).sum(1, keepdims=True), scale=4)
+
+
+# With a last dimension of 1, rows of another axis are contiguous.
+@pytest.mark.parametrize("shape", [(5, 70, 9), (3, 3000, 1)])
+def test_sparsemax_has_the_bits_of_arrays(models, device, shape):
+    arrays = [logits(shape, dtype) for dtype in DTYPES]
+    results = iter(run(models["sparse"], device, *arrays))
+    for x in arrays:
+        half = (x.astype(np.float64) * 0.5).astype(x.dtype)
+        for axis in AXES:
+            y = maxsoftmax.sparsemax(half, axis, device=device)
+            same(next(results), y)
+            same(next(results), maxsoftmax.sparsemax_backward(y, x, axis, device=device))
+
+
+def test_log_probs_of_tokens_have_the_bits_of_arrays(models, device):
+    shape = (3, 700, 9)
+    arrays = [logits(shape, dtype) for dtype in (np.float32, ml_dtypes.bfloat16, np.float64)]
+    tokens = tokens_of(shape, 1, 2), tokens_of(shape, 2, None, dtype=np.int32)
+    given = [logits(dims, seed=2) for dims in (tokens[0].shape, (3, 9), (3, 700))]
+    results = iter(run(models["of_tokens"], device, *arrays, *tokens, *given))
+    options = {"temperature": 0.7, "device": device}
+    for x in arrays:
+        exact = [g.astype(np.float64 if x.dtype == np.float64 else np.float32) for g in given]
+        for expected in (
+            *maxsoftmax.token_log_probs(x, tokens[0], 1, entropy=True, **options),
+            maxsoftmax.token_log_probs(x, tokens[1], device=device),
+            maxsoftmax.token_log_probs_backward(x, tokens[0], *exact[:2], 1, **options),
+            maxsoftmax.token_log_probs_backward(x, tokens[1], exact[2], device=device),
+        ):
+            same(next(results), expected)
+
+
+def test_the_divergence_has_the_bits_of_arrays(models, device):
+    x, teacher = pair((3, 700, 9))
+    given = x, teacher, logits((3, 700), seed=3)
+    references = [
+        maxsoftmax.kl_divergence(x, teacher, 1, temperature=0.7, device=device),
+        *maxsoftmax.kl_divergence_backward(*given, temperature=0.7, reverse=True, device=device),
+        *maxsoftmax.kl_divergence_backward(x, teacher, device=device),
+    ]
+    for found, reference in zip(run(models["divergence"], device, *given), references, strict=True):
+        same(found, reference)
 
 
 @pytest.mark.parametrize(

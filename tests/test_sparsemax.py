@@ -7,12 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from contract import DTYPES, logits
-from max.driver import CPU, Buffer
+from max.driver import Buffer
 from max.dtype import DType
-from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
 from maxsoftmax import _native
-from maxsoftmax._graph import runtime
 
 LENGTHS = (1, 2, 3, 7, 31, 64, 129, 513, 1000, 2049, 4097, 8200, 33_000, 50_257)
 """On both sides of what each kernel takes, whatever the dtype."""
@@ -323,43 +321,6 @@ def test_a_bad_gradient_is_refused_in_a_sentence(monkeypatch):
         maxsoftmax.sparsemax_backward(logits((3, 5)), logits((3, 4)))
     with pytest.raises(TypeError, match="dy has dtype float64, but that of y is float32"):
         maxsoftmax.sparsemax_backward(logits((3, 5)), logits((3, 5), np.float64))
-
-
-def test_graphs_have_the_bits_of_arrays(device):
-    """Of what other ops compute, for other ops to use, with symbolic dims, along any axis."""
-    place = DeviceRef.from_device(runtime.device(device))
-    types = [
-        TensorType(kind, ("a", "b", "c"), place)
-        for kind in (DType.float32, DType.bfloat16, DType.float16, DType.float64)
-    ]
-    ops = maxsoftmax.ops
-    with Graph("sparse", input_types=types) as graph:
-        outputs = []
-        for value in graph.inputs:
-            x = value.tensor
-            for axis in (0, 1, -1):
-                y = ops.sparsemax(x * 0.5, axis=axis)
-                outputs += [y, ops.sparsemax_backward(y, x, axis)]
-        graph.output(*outputs)
-    model = InferenceSession(devices=[runtime.device(device)]).load(graph)
-    # With a last dimension of 1, rows of another axis are contiguous.
-    for shape in ((5, 70, 9), (3, 3000, 1)):
-        arrays = [logits(shape, dtype) for dtype in DTYPES]
-        inputs = [
-            Buffer.from_numpy(a.view(np.uint16)).view(DType.bfloat16)
-            if a.dtype == ml_dtypes.bfloat16
-            else Buffer.from_numpy(a)
-            for a in arrays
-        ]
-        results = iter(model.execute(*[each.to(runtime.device(device)) for each in inputs]))
-        for x in arrays:
-            half = (x.astype(np.float64) * 0.5).astype(x.dtype)
-            for axis in (0, 1, -1):
-                y = maxsoftmax.sparsemax(half, axis, device=device)
-                for array in (y, maxsoftmax.sparsemax_backward(y, x, axis, device=device)):
-                    found = next(results).to(CPU())
-                    bits = {2: DType.uint16, 4: DType.uint32, 8: DType.uint64}[x.dtype.itemsize]
-                    same(found.view(bits).to_numpy(), array)
 
 
 def test_a_graph_refuses_what_does_not_fit():

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import scipy.special
 from contract import DTYPES, logits
-from max.driver import CPU, Buffer
+from max.driver import Buffer
 from max.dtype import DType
-from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
-from maxsoftmax._graph import runtime
 
 SHAPES = [((5,), 0), ((9, 1), 1), ((7, 33), -1), ((7, 33), 0), ((3, 50_257), 1), ((3, 40, 5), 1), ((2, 9000, 20), 1)]
 
@@ -224,51 +222,6 @@ def test_what_is_wrong_is_refused_in_a_sentence(wrong, error, words):
 
 
 # Graphs
-
-
-def test_graphs_have_the_bits_of_arrays(device):
-    place = DeviceRef.from_device(runtime.device(device))
-    kinds = (DType.float32, DType.bfloat16, DType.float64)
-    types = [TensorType(kind, ("a", "b", "c"), place) for kind in kinds]
-    types += [TensorType(DType.int64, ("a", "k", "c"), place), TensorType(DType.int32, ("a", "b"), place)]
-    types += [TensorType(DType.float32, dims, place) for dims in (("a", "k", "c"), ("a", "c"), ("a", "b"))]
-    with Graph("tokens", input_types=types) as graph:
-        *values, several, single, first, second, third = (value.tensor for value in graph.inputs)
-        upstream = first, second, third
-        outputs = []
-        for x in values:
-            outputs += maxsoftmax.ops.token_log_probs(x, several, 1, temperature=0.7, entropy=True)
-            outputs.append(maxsoftmax.ops.token_log_probs(x, single))
-            outputs.append(maxsoftmax.ops.token_log_probs_backward(x, several, *upstream[:2], 1, temperature=0.7))
-            outputs.append(maxsoftmax.ops.token_log_probs_backward(x, single, upstream[2]))
-        graph.output(*outputs)
-    model = InferenceSession(devices=[runtime.device(device)]).load(graph)
-    shape = (3, 700, 9)
-    arrays = [logits(shape, dtype) for dtype in (np.float32, ml_dtypes.bfloat16, np.float64)]
-    tokens = tokens_of(shape, 1, 2), tokens_of(shape, 2, None, dtype=np.int32)
-    given = [logits(dims, seed=2) for dims in (tokens[0].shape, (3, 9), (3, 700))]
-    inputs = [
-        Buffer.from_numpy(a.view(np.uint16)).view(DType.bfloat16)
-        if a.dtype == ml_dtypes.bfloat16
-        else Buffer.from_numpy(a)
-        for a in (*arrays, *tokens, *given)
-    ]
-    results = iter(model.execute(*[each.to(runtime.device(device)) for each in inputs]))
-    for x in arrays:
-        exact = [g.astype(np.float64 if x.dtype == np.float64 else np.float32) for g in given]
-        options = {"temperature": 0.7, "device": device}
-        for expected in (
-            *maxsoftmax.token_log_probs(x, tokens[0], 1, entropy=True, **options),
-            maxsoftmax.token_log_probs(x, tokens[1], device=device),
-            maxsoftmax.token_log_probs_backward(x, tokens[0], *exact[:2], 1, **options),
-            maxsoftmax.token_log_probs_backward(x, tokens[1], exact[2], device=device),
-        ):
-            found = next(results).to(CPU())
-            if found.dtype == DType.bfloat16:
-                # NumPy has no such dtype of its own.
-                same(found.view(DType.uint16).to_numpy(), expected.view(np.uint16))
-            else:
-                same(found.to_numpy(), expected)
 
 
 def test_a_graph_refuses_what_does_not_fit():
