@@ -192,11 +192,10 @@ def resident_strided_kernel[
     comptime for i in range(0, held, GROUP):
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, held)):
-            comptime if finish == Finish.GRADIENT and exact:
-                # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
-                terms = raw[j].cast[F]().fma(others[j].cast[F](), terms)
-            elif gradient:
-                terms += G.term(raw[j].cast[F](), others[j].cast[F]())
+            comptime if gradient:
+                terms = G.plus_term(
+                    terms, raw[j].cast[F](), others[j].cast[F]()
+                )
             else:
                 comptime if loaded != F:
                     raw[j] = again(raw[j])
