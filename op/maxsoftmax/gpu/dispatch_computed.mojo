@@ -17,7 +17,7 @@ from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.results import Results
 from .hardware.cluster import PORTABLE_BLOCKS
-from .resident import kept_dtype, resident, resident_cluster
+from .resident import kept_dtype, resident
 from .partition.row import vector_width, whole_vectors
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
@@ -117,29 +117,20 @@ def _by[
     comptime table = Tuned.computed(size_of[S.elements]() > 2, width)
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime if t.best > 0:
+        comptime if t.is_cluster():
             comptime room = _room[S](t, width)
             if rows.n <= PORTABLE_BLOCKS * room:
-                resident_cluster[
-                    finish,
-                    t.block_size,
-                    t.vectors,
-                    t.blocks,
-                    t.sharing > 0,
-                    width,
-                ](y, x, rows, t.cluster_blocks(rows.n, room), queue)
+                resident[finish, t, width](
+                    y,
+                    x,
+                    rows,
+                    queue,
+                    blocks=t.cluster_blocks(rows.n, room),
+                )
                 return
         else:
             if rows.n // width <= t.up_to:
-                resident[
-                    finish,
-                    t.block_size,
-                    t.team,
-                    t.vectors,
-                    t.blocks,
-                    False,
-                    width,
-                ](y, x, rows, queue)
+                resident[finish, t, width](y, x, rows, queue)
                 return
     streaming_computed[finish](y, x, rows, queue)
 
@@ -149,7 +140,7 @@ def _room[S: RowSource](t: Team, width: Int) -> Int:
     """
     comptime gpu = DeviceContext.default_device_info
     var rounds = t.vectors
-    if t.sharing > 0:
+    if t.is_slotted():
         # What the driver and the kernel itself take is left.
         var bytes = gpu.shared_memory_per_multiprocessor // t.sharing - 8 * 1024
         rounds += bytes // (
