@@ -1,18 +1,16 @@
 """Which kernel takes which rows along an axis that is not the last."""
 
 from std.sys import size_of
-from max.gpu.host import DeviceContext
 
 from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
-from .hardware.cluster import has_clusters
 from .fallback import fallback
 from .resident_strided import resident_strided, resident_room
 from .streaming_strided import streaming_strided
-from .tuning import HAS_ROOM, Tuned
+from .tuning import Tuned
 
 
 def strided[
@@ -72,32 +70,18 @@ def _by[
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Columns that are taken by vectors of `width`, or by as many that are dealt.
     """
-    comptime gpu = DeviceContext.default_device_info
     comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
     )
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime room = resident_room[S, finish](
-            t.lanes,
-            t.vectors,
-            t.blocks,
-            width,
-            has_clusters(),
-            gpu.shared_memory_per_multiprocessor,
-        ) if t.up_to == HAS_ROOM else t.up_to
+        comptime room = resident_room[S, finish](t, width)
         if rows.n <= t.most_blocks() * room:
-            resident_strided[
-                finish,
-                t.lanes,
-                t.vectors,
-                t.blocks,
-                # One alone would be divided otherwise (`quotient`).
-                t.width(width, dealt, fewest=1 if finish.is_gradient() else 2),
-                dealt,
-                t.slotted,
-                t.together != 1,
-            ](y, x, other, rows, queue, t.cluster_blocks(rows.n, room))
+            # One alone would be divided otherwise (`quotient`).
+            comptime fewest = 1 if finish.is_gradient() else 2
+            resident_strided[finish, t, t.width(width, dealt, fewest), dealt](
+                y, x, other, rows, queue, room
+            )
             return
     # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
     streaming_strided[finish, 8 if width > 1 else 32, width, dealt](

@@ -211,6 +211,18 @@ struct Strip(TrivialRegisterPassable):
     var together: Int
     """Blocks of a cluster: 0, if they are to be as few as have room; 1, if there is no cluster."""
 
+    def kernel(self) -> Self:
+        """Returns what of it shapes a kernel, the same for all lines that take that kernel.
+        """
+        var result = self
+        result.up_to = HAS_ROOM
+        result.together = 0 if self.is_cluster() else 1
+        return result
+
+    def is_cluster(self) -> Bool:
+        """Returns whether the blocks of a cluster share the positions."""
+        return self.together != 1
+
     def width(self, most: Int, dealt: Bool, fewest: Int) -> Int:
         """Returns how many columns a vector has, for use at compile time.
 
