@@ -6,79 +6,17 @@ computed again for the probabilities.
 
 from std.sys import size_of
 from max.gpu.host import DeviceContext
-from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..io.sink import WithSink
-from ..io.logits import Logits
 from ..io.rows import Rows
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.results import Results
 from .hardware.cluster import PORTABLE_BLOCKS
 from .resident import kept_dtype, resident
 from .partition.row import vector_width, whole_vectors
 from .streaming_computed import streaming_computed
-from .dispatch_strided import strided
 from .tuning import Team, Tuned
-
-
-def fused[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    //,
-    has_sink: Bool,
-    finish: Finish = Finish.PROBABILITIES,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    queue: Queue,
-) raises:
-    """Enqueues the softmax of every row of `x`, or its logarithm, into `y`.
-
-    Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The axis that sums to 1.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        has_sink: Whether there is one more logit a row, in the denominator only.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Probabilities, or their logarithms, in no memory that is read for `x`.
-        x: Logits.
-        sink: The additional logits, one a row.
-        queue: Where kernels are launched.
-    """
-
-    @inline(.always)
-    def by[S: RowSource](source: S) raises {imm}:
-        comptime if axis != rank - 1:
-            strided[finish](y, source, x.rows(), queue)
-        elif in_dtype == DType.float64:
-            # Not worth kernels of its own.
-            streaming_computed[finish](y, source, x.rows(), queue)
-        else:
-            computed[finish](y, source, x.rows(), queue)
-
-    comptime if has_sink:
-        by(WithSink(x, sink))
-    else:
-        by(x)
 
 
 def computed[
