@@ -10,7 +10,7 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import PORTABLE_BLOCKS
 from .fallback import fallback
-from .streaming_operations import Exponentials, Quotients
+from .streaming_operations import Exponentials
 from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
@@ -63,9 +63,7 @@ def _contiguous[
             y.unsafe_bitcast[Float32](), x, rows, queue
         )
     else:
-        streaming[
-            Exponentials[dtype, False], Quotients[finish, size_of[dtype]() > 2]
-        ](y, x, x, rows, queue)
+        streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 
 
 def resident_fits[

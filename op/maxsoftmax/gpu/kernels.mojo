@@ -2,8 +2,6 @@
 function takes.
 """
 
-from std.sys import size_of
-
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
@@ -41,7 +39,7 @@ from .ladder import (
 from .statistics import of_pairs
 from .streaming import streaming
 from .streaming_computed import streaming_computed
-from .streaming_operations import Gradients, Products
+from .streaming_operations import Products
 
 
 comptime Into[dtype: DType] = Results[IntoMemory, dtype, 3, 1, False]
@@ -171,10 +169,9 @@ struct Gpu(Kernels):
             else:
                 comptime if dtype != DType.float64:
                     if not resident_fits[finish](to, of_y, rows, queue, dy):
-                        streaming[
-                            Products[dtype, log],
-                            Gradients[log, size_of[dtype]() > 2],
-                        ](dx, y, dy, rows, queue)
+                        streaming[Products[dtype, log], finish](
+                            dx, y, dy, rows, queue
+                        )
 
         comptime if not contiguous:
             compute[False](y, dy)

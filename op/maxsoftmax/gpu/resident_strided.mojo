@@ -459,13 +459,13 @@ def exchanged[
     comptime for start in range(0, all, COLUMN_THREADS):
         if start + thread < all:
             var i = (start + thread) // PORTABLE_BLOCKS
-            var theirs = Pair[1](neg_inf[DType.float32]() if of_pairs else 0, 0)
-            if block < cluster.blocks:
-                var slot = cluster.mailbox.unsafe_offset(
-                    2 * (block * numbers + i)
-                )
-                theirs = Pair[1](slot[unsafe_offset=0], slot[unsafe_offset=1])
+            var slot = cluster.mailbox.unsafe_offset(2 * (block * numbers + i))
             comptime if of_pairs:
+                var theirs = Pair[1](neg_inf[DType.float32](), 0)
+                if block < cluster.blocks:
+                    theirs = Pair[1](
+                        slot[unsafe_offset=0], slot[unsafe_offset=1]
+                    )
                 var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
                 var d = lanes_reduce[total, PORTABLE_BLOCKS](
                     theirs.sum_over(Scale[exact](m))
@@ -476,12 +476,14 @@ def exchanged[
                 if block == 1:
                     sums.first[unsafe_offset=sums.stride + i] = d
             else:
-                var a = lanes_reduce[total, PORTABLE_BLOCKS](theirs.m)
-                var b = lanes_reduce[total, PORTABLE_BLOCKS](theirs.d)
-                # The thread that has read the first row writes to it.
-                if block == 0:
-                    sums.first[unsafe_offset=2 * i] = a
-                    sums.first[unsafe_offset=2 * i + 1] = b
+                comptime for j in range(2):
+                    var theirs = Float32(0)
+                    if block < cluster.blocks:
+                        theirs = slot[unsafe_offset=j]
+                    var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
+                    # The thread that has read the first row writes to it.
+                    if block == 0:
+                        sums.first[unsafe_offset=2 * i + j] = sum
     barrier()
     comptime if of_pairs:
         return Pair(sums.take(0, thread), sums.take(1, thread))
