@@ -350,15 +350,8 @@ def resident_kernel[
             write_pair[exact](y.pairs[F](), row, pair)
     comptime if finish == Finish.PAIR:
         return
-    var factor = pair.reciprocal[lowered]()
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
     var shared = G(pair.d)
-    if x.is_masked():
-        if pair.m == nothing:
-            # All exponentials are as good as 0, and nothing is left of them.
-            factor = 0
-            pair.m = 0
+    var factor = end[finish, exact, lowered](pair, x.is_masked())
 
     @inline(.always)
     def finished[
@@ -527,6 +520,37 @@ def resident[
         cluster_dim=cluster,
         attributes=pdl_attributes(),
     )
+
+
+@inline(.always)
+def end[
+    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
+](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
+    """Returns what exponentials of rows are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
+    logits less their maxima for logarithms, ln d.
+
+    Parameters:
+        width: How many rows.
+        finish: Which of them.
+        exact: Of the scale that d is in.
+        lowered: Whether the exponentials are in the lowered unit.
+
+    Args:
+        pair: The pairs of whole rows. Where one is masked and there is nothing but -inf, its maximum becomes 0.
+        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
+    """
+    comptime Vector = SIMD[DType.float32, width]
+    var factor: Vector
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[exact]())
+    else:
+        factor = pair.reciprocal[lowered]()
+    if masked:
+        # All exponentials are as good as 0, and nothing is left of them.
+        var nothing = pair.m.eq(neg_inf[DType.float32]())
+        factor = nothing.select(Vector(0), factor)
+        pair.m = nothing.select(Vector(0), pair.m)
+    return factor
 
 
 @inline(.always)

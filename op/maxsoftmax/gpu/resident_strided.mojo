@@ -26,7 +26,6 @@ from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
 from .partition.deal import COLUMN_THREADS
 from .partition.strided import (
-    end,
     is_exact,
     Scratch,
     scratch_bytes,
@@ -36,7 +35,7 @@ from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import add, kept_dtype
+from .resident import add, end, kept_dtype
 from .hardware.warp_reduction import lanes_reduce
 from .tuning import HAS_ROOM, Strip
 

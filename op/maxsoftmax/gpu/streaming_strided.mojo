@@ -31,10 +31,10 @@ from ..io.rows import Rows, Source
 from .hardware.cluster import Pair
 from .partition.deal import COLUMN_THREADS, Deal
 from .partition.row import again
-from .partition.strided import end, is_exact, Scratch, StridedPart
+from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
-from .resident import add
+from .resident import add, end
 from .tuning import Tuned
 
 comptime UNROLL = Tuned.strip_unroll

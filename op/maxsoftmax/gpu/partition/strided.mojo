@@ -9,13 +9,10 @@ its positions in turn. Columns are counted through all of the tensor, so that a 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
 from std.sys import size_of
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
-from ...math.exponential import logarithm
-from ...ops.finish import Finish
 from ...io.rows import Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
@@ -400,34 +397,3 @@ def is_exact[S: RowSource]() -> Bool:
         S: Where logits come from.
     """
     return size_of[S.elements]() > 2 or S.has_sink
-
-
-@inline(.always)
-def end[
-    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
-](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
-    """Returns what exponentials are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
-    logits less their maxima for logarithms, ln d.
-
-    Parameters:
-        width: How many columns.
-        finish: Which of them.
-        exact: Of the scale that d is in.
-        lowered: Whether the exponentials are in the lowered unit.
-
-    Args:
-        pair: The pairs of whole columns. Where one is masked and there is nothing but -inf, its maximum becomes 0.
-        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
-    """
-    comptime Vector = SIMD[DType.float32, width]
-    var factor: Vector
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
-    else:
-        factor = pair.reciprocal[lowered]()
-    if masked:
-        # All exponentials are as good as 0, and nothing is left of them.
-        var nothing = pair.m.eq(neg_inf[DType.float32]())
-        factor = nothing.select(Vector(0), factor)
-        pair.m = nothing.select(Vector(0), pair.m)
-    return factor
