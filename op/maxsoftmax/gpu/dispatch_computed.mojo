@@ -22,18 +22,7 @@ from .tuning import Team, Tuned
 def computed[
     S: RowSource, T: RowTarget, //, finish: Finish
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Enqueues what is to be written of every row of `x` along the last axis.
-
-    Parameters:
-        S: What computes the logits, of 4 bytes or 2.
-        T: What takes the results.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: How the tensors are divided into rows.
-        queue: Where kernels are launched.
+    """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
     """
     comptime width = vector_width[S, T]()
     # Rows in memory by nothing but the length, as a row's bits are not to depend on its address.

@@ -24,16 +24,9 @@ def strided[
 ) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-
     Args:
         y: Results, in no memory that is read for `x`.
-        x: Logits.
         rows: How the tensors are divided into rows, none of them empty.
-        queue: Where kernels are launched.
         other: The gradients of results, if their logits' gradient is wanted.
     """
     comptime if S.elements == DType.float64:

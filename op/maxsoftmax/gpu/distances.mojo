@@ -34,9 +34,6 @@ struct Distance(TrivialRegisterPassable):
 
 struct Distances[of: DType](Sums):
     """The pair of a row, and the sum of what its elements are below the maximum.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime Exponents = Exponentials[Self.of, True]
@@ -147,9 +144,6 @@ struct Distances[of: DType](Sums):
 @inline(.always)
 def sum_below[accum: DType, //](of_row: Source[accum], n: Int) -> Scalar[accum]:
     """Returns the sum of m - x over a row.
-
-    Parameters:
-        accum: Dtype of the numbers.
 
     Args:
         of_row: What `Distances` wrote of it.

@@ -50,9 +50,6 @@ def fallback_kernel[
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
     Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
         block_size: Threads a block, a power of two.
 
     Args:
@@ -192,7 +189,6 @@ def columns_of_block[dtype: DType](block_size: Int, rows: Rows) -> Int:
         dtype: Of the logits.
 
     Args:
-        block_size: Threads a block.
         rows: Rows along any axis.
     """
     return 1 if rows.inner == 1 else min(
@@ -213,20 +209,7 @@ def fallback[
     queue: Queue,
     other: Source[S.elements] = nowhere[S.elements](),
 ) raises:
-    """Launches `fallback_kernel`, a block for every few neighbouring rows.
-
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block, a power of two.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: Rows along any axis.
-        queue: Where kernels are launched.
-        other: The gradients of results, if their logits' gradient is wanted.
+    """Launches `fallback_kernel`, whose parameters and arguments these are, a block for every few neighbouring rows along any axis.
     """
     var width = columns_of_block[S.elements](block_size, rows)
     queue.launch[fallback_kernel[S, T, finish, block_size]](

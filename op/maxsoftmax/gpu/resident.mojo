@@ -63,8 +63,6 @@ def resident_kernel[
 
     Parameters:
         S: Where logits come from: of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
         t: How a row is held.
         width: Elements a vector; of computed logits `n` is a multiple of it.
         edged: Whether rows in memory may begin or end between two vectors.
@@ -73,8 +71,6 @@ def resident_kernel[
         y: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
         x: Logits, or results whose logits' gradient is wanted.
         other: The gradients of results, aligned as `x` is; else not looked at.
-        rows: How many.
-        n: Length of each.
         share: Vectors of a row that a block takes.
         zero: As for `anew`.
     """
@@ -437,13 +433,11 @@ def write_pair[
     """Writes the pairs of `width` rows.
 
     Parameters:
-        width: How many.
         exact: Of the scale that the sums are in.
 
     Args:
         y: Where those of row 0 are.
         row: The first of the rows.
-        pair: What to write.
     """
     var to = y.unsafe_offset(2 * row)
     var d = pair.relative[exact]()
@@ -468,23 +462,11 @@ def resident[
     other: Source[S.elements] = nowhere[S.elements](),
     blocks: Int = 1,
 ) raises:
-    """Launches `resident_kernel` with a team, or a cluster, for each row. Parameters and arguments that are not named here are as of the
-    kernel.
-
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        t: How a row is held.
-        width: Elements a vector: as many as have 16 bytes, or 1.
-        edged: Whether rows may begin or end between two vectors: with or without it results are the same.
+    """Launches `resident_kernel`, whose parameters and arguments these are, with a team or a cluster for each row along the last axis.
+    With or without `edged`, results of rows that need none are the same.
 
     Args:
-        y: Results.
-        x: Logits.
         rows: Rows along the last axis, for which there is room.
-        queue: Where kernels are launched.
-        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
         blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
     """
     var share = rows.n

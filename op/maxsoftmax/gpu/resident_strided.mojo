@@ -68,8 +68,6 @@ def resident_strided_kernel[
 
     Parameters:
         S: Where logits come from, of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
         t: How columns are held, at most 32 vectors of them by a cluster.
         width: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
         dealt: As of `StridedPart`, of logits in memory.
@@ -125,12 +123,12 @@ def resident_strided_kernel[
     var cluster = Cluster[clustered, numbers]()
     var part = StridedPart[lanes, width, S.in_memory, dealt](
         UInt32(cluster.index),
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
+        columns,
+        inner,
+        n,
         thread,
-        cluster.rank,
-        Int(share),
+        UInt32(cluster.rank),
+        share,
     )
     var source = part.source(x)
     var upstream = source
@@ -323,15 +321,12 @@ def resident_strided[
 ](
     y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue, room: Int
 ) raises:
-    """Launches `resident_strided_kernel` with a block, or a cluster, for every `t.lanes` vectors of columns. Parameters are as of the kernel.
+    """Launches `resident_strided_kernel`, whose parameters and arguments these are, with a block or a cluster for every `t.lanes` vectors of
+    columns.
 
     Args:
-        y: Results.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results; else not looked at.
         rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
             of it.
-        queue: Where kernels are launched.
         room: Positions that a block has room for.
     """
     comptime deep = COLUMN_THREADS // t.lanes
@@ -368,10 +363,6 @@ def resident_strided[
 
 def resident_room[S: RowSource, finish: Finish](t: Strip, width: Int) -> Int:
     """Returns how many positions fit in a block, for use at compile time.
-
-    Parameters:
-        S: Where logits come from.
-        finish: What of each row is written.
 
     Args:
         t: How columns are held.
@@ -427,7 +418,6 @@ def exchanged[
         numbers: Twos of numbers that each block sends to each.
         lanes: Vectors of columns that the cluster takes.
         width: Columns a vector.
-        dealt: As of `Deal`.
         exact: Of the scale that the sums are in.
         of_pairs: Whether there are maxima.
 
@@ -435,7 +425,6 @@ def exchanged[
         cluster: This block's.
         maxima: With the columns' maxima in its first row.
         sums: With the sums of each warp.
-        thread: This thread's index in the block.
     """
     comptime all = numbers * PORTABLE_BLOCKS
     comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS

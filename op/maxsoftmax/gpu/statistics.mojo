@@ -18,19 +18,7 @@ comptime BLOCK_SIZE = 256
 def of_pairs[
     dtype: DType, out: DType, //, contiguous: Bool, apart: Bool
 ](result: Target[out], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Enqueues the pairs of rows, and then `of_pairs_kernel`.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        out: Dtype of the results.
-        contiguous: Whether it is known at compile time that `rows.inner` is 1.
-        apart: As of the kernel.
-
-    Args:
-        result: As of the kernel.
-        x: Logits.
-        rows: How the memory is divided into rows.
-        queue: Where kernels are launched.
+    """Enqueues the pairs of rows, and then `of_pairs_kernel`, whose result this is.
     """
     comptime accum = accumulator[dtype]()
     if rows.count() == 0:
@@ -56,14 +44,11 @@ def of_pairs_kernel[
     """Writes all m, and then all d, or ln Σ exp x of each row, a thread a row.
 
     Parameters:
-        accum: Dtype of the pairs.
-        out: Dtype of the results.
         apart: Whether all m and all d are written.
 
     Args:
         result: (2, rows), or (rows,).
         pairs: (rows, 2).
-        rows: How many.
     """
     var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
     pdl_wait()

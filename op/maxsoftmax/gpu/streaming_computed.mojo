@@ -40,7 +40,6 @@ def streaming_computed_kernel[
 
     Parameters:
         S: What computes the logits.
-        T: What takes the results.
         finish: What of each row is written: an element for each of its own.
         block_size: Threads a block, at least a warp.
         vectors: Vectors that a thread keeps in registers.
@@ -49,9 +48,7 @@ def streaming_computed_kernel[
 
     Args:
         y: Probabilities, or their logarithms.
-        x: Logits.
         rows: How many; block b takes row b and every gridDim-th after it.
-        n: Length of each.
     """
     comptime accum = accumulator[S.elements]()
     comptime Vector = SIMD[accum, width]
@@ -122,18 +119,7 @@ def streaming_computed_kernel[
 def streaming_computed[
     S: RowSource, T: RowTarget, //, finish: Finish
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Launches `streaming_computed_kernel`.
-
-    Parameters:
-        S: What computes the logits.
-        T: What takes the results.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Probabilities, or their logarithms.
-        x: Logits.
-        rows: Rows along the last axis.
-        queue: Where kernels are launched.
+    """Launches `streaming_computed_kernel`, whose parameters and arguments these are, with rows along the last axis.
     """
 
     @inline(.always)

@@ -70,9 +70,6 @@ trait Sums(TrivialRegisterPassable):
     ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         """Adds vectors.
 
-        Parameters:
-            count: How many.
-
         Args:
             x: Of the first input.
             other: Of the second, if there is one.
@@ -106,7 +103,6 @@ trait Sums(TrivialRegisterPassable):
             pairs: This thread's.
             count: How many of them there are.
             scratch: Memory for as many values a warp as `Whole` has.
-            thread: This thread's index in the block.
         """
         ...
 
@@ -116,7 +112,6 @@ trait Sums(TrivialRegisterPassable):
 
         Args:
             result: Where that of row 0 goes.
-            row: The row.
             whole: What it sums to.
         """
         ...
@@ -126,7 +121,6 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     """The maximum of a row, and the sum of its exponentials in the `Scale` of the maximum.
 
     Parameters:
-        of: Dtype of the logits.
         for_logarithm: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
             written that they could hide behind.
     """

@@ -77,8 +77,9 @@ struct Units(TrivialRegisterPassable):
     ](self, thread: Int, tile: Int) -> StridedPart[lanes, width, True, dealt]:
         """Returns what a thread takes of a tile of them, as of `Deal`: units are its positions.
         """
-        var all = UInt32(self.tiles * self.columns)
-        return {UInt32(tile), all, all, self.units, thread, 0, self.units}
+        var all = Int64(self.tiles * self.columns)
+        var units = Int64(self.units)
+        return {UInt32(tile), all, all, units, thread, 0, units}
 
 
 struct Running[summed: Finish, exact: Bool, width: Int](
@@ -261,13 +262,7 @@ def streaming_units_kernel[
     var unit = UInt32(block_idx.x) // UInt32(tiles)
     var tile = UInt32(block_idx.x) - unit * UInt32(tiles)
     var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile,
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
-        thread,
-        Int(unit),
-        Int(length),
+        tile, columns, inner, n, thread, unit, length
     )
     var source = part.source(x)
     var upstream = source
@@ -327,25 +322,10 @@ def streaming_results_kernel[
 ):
     """Second launch: each block merges the units of its columns, and writes its span of them. What is not said here is as of the first.
 
-    Parameters:
-        S: Where logits come from, or results.
-        T: Where results go.
-        finish: What of each row is written.
-        lanes: Vectors of columns that a block takes.
-        width: Columns a vector.
-        dealt: As of `StridedPart`.
-
     Args:
-        y: Results.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results; else not looked at.
         sums: What the first launch left.
-        columns: How many there are.
-        inner: Those of a position.
-        n: Positions.
         tiles: Blocks that a span is shared by.
         share: Positions a span.
-        units: How many units there are.
     """
     comptime exact = is_exact[S]()
     comptime gradient = finish.is_gradient()
@@ -362,13 +342,7 @@ def streaming_results_kernel[
     var span = block // UInt32(tiles)
     var tile = block - span * UInt32(tiles)
     var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile,
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
-        thread,
-        Int(span),
-        Int(share),
+        tile, columns, inner, n, thread, span, share
     )
     var source = part.source(x)
     var upstream = source
@@ -470,15 +444,11 @@ def streaming_strided[
     width: Int,
     dealt: Bool,
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
-    """Launches the two kernels. Parameters are as of theirs.
+    """Launches the two kernels, whose parameters and arguments these are. `y` is not in the memory of `x` or `other`.
 
     Args:
-        y: Results, not in the memory of `x` or `other`.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results; else not looked at.
         rows: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
             of it.
-        queue: Where kernels are launched.
     """
     comptime summed = finish if finish.is_gradient() else Finish.PAIR
     comptime numbers = 1 if finish.is_gradient() else 2

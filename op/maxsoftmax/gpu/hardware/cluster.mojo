@@ -235,7 +235,6 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
 
         Args:
             count: How many there are.
-            lane: This thread's index in its warp.
         """
         var m = neg_inf[DType.float32]()
         for i in range(lane, count, WARP_SIZE):

@@ -92,8 +92,6 @@ def team_reduce[
 
     Args:
         scratch: Memory for one value a warp that no other call of this row uses; not looked at by teams of a warp.
-        thread: This thread's index in the block.
-        value: This thread's value.
 
     Returns:
         The combined value of the team.

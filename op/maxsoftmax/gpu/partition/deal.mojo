@@ -142,8 +142,6 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
 
     Parameters:
         Column: What is read.
-        lanes: As of `Deal`.
-        width: As of `Deal`.
         dealt: As of `Deal`; then what is read is in memory.
     """
 
@@ -221,8 +219,6 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
 
     Parameters:
         Column: Where it writes.
-        lanes: As of `Deal`.
-        width: As of `Deal`.
         dealt: As of `Deal`; then that is memory.
     """
 

@@ -48,8 +48,6 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
 
         Args:
             x: The first row.
-            row: Which one.
-            n: Length of a row.
         """
         var start = x.unsafe_offset(row * n)
         var shift = Int(
@@ -111,7 +109,6 @@ def caught_up[
     """Returns a thread's granule with the elements of its next one where it is behind.
 
     Parameters:
-        dtype: Dtype of the row.
         width: Elements of a granule.
 
     Args:
@@ -139,7 +136,6 @@ def turned[
     Args:
         chains: What this thread has.
         shift: Of the row.
-        lane: This thread's index in the team.
     """
     if shift == 0:
         return chains

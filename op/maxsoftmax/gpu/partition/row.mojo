@@ -32,7 +32,6 @@ struct Part[
 
     Parameters:
         S: Where elements come from; where they are computed there are no edges: rows are whole vectors.
-        T: Where results go.
         team: Threads of a block that share a row.
         width: Elements a vector; where it is 1 there are no edges.
         edged: Whether rows may begin or end between two vectors.
@@ -83,11 +82,6 @@ struct Part[
         """A thread's part of row `row`.
 
         Args:
-            y: Results.
-            x: Logits.
-            row: Which row.
-            n: Length of a row.
-            lane: This thread's index in its team.
             begin: The block's first element of the row, a multiple of `width`.
             length: How many it has.
         """
@@ -136,11 +130,6 @@ struct Part[
         """Returns a thread's part of row `row`, which several blocks share.
 
         Args:
-            y: Results.
-            x: Logits.
-            row: Which row.
-            n: Length of a row.
-            lane: This thread's index in its team.
             rank: The block's, among those that share the row.
             share: As many vectors' elements each of them takes, as long as there are any.
         """

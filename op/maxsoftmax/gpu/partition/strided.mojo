@@ -66,12 +66,12 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     def __init__(
         out self,
         tile: UInt32,
-        columns: UInt32,
-        inner: UInt32,
-        n: Int,
+        columns: Int64,
+        inner: Int64,
+        n: Int64,
         thread: Int,
-        rank: Int,
-        share: Int,
+        rank: UInt32,
+        share: Int64,
     ):
         """A thread's part of some columns.
 
@@ -80,10 +80,12 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
             columns: How many there are in the tensor, less than 2^31.
             inner: How many there are in a position.
             n: Positions.
-            thread: This thread's index in the block.
             rank: The block's, among those that share the positions.
             share: Positions that each of them takes, as long as there are any; less than 2^31.
         """
+        var all = UInt32(columns)
+        var apart = UInt32(inner)
+        var block = Int(rank)
         self.outer = StaticTuple[Int, Self.D.columns]()
         self.inner = StaticTuple[Int, Self.D.columns]()
         self.is_there = True
@@ -92,20 +94,20 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
                 Self.D.column(thread, c)
             )
             comptime if c == 0:
-                self.is_there = column < columns
+                self.is_there = column < all
             comptime if Self.dealt:
-                column = min(column, columns - 1)
-            var outer = column // inner
+                column = min(column, all - 1)
+            var outer = column // apart
             self.outer[c] = Int(outer)
-            self.inner[c] = Int(column - outer * inner)
+            self.inner[c] = Int(column - outer * apart)
         var mine = Self.D.chain(thread)
-        self.n = n
-        self.stride = Int(inner)
-        self.start = rank * share
+        self.n = Int(n)
+        self.stride = Int(apart)
+        self.start = block * Int(share)
         self.first = self.start + mine
-        self.end = min(n, self.start + share) if self.is_there else 0
+        self.end = min(Int(n), self.start + Int(share)) if self.is_there else 0
         self.count = Int32(
-            max(0, min(share, n - self.start))
+            max(0, min(Int(share), Int(n) - self.start))
         ) if self.is_there else Int32(0)
         self.ahead = self.count - Int32(mine)
 
@@ -162,7 +164,6 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
 
         Args:
             y: Where those of the first column are.
-            pair: What to write.
         """
         comptime values = Self.width // Self.D.columns
         var d = pair.relative[exact]()
@@ -235,7 +236,6 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
     Parameters:
         lanes: Vectors of columns that the block takes.
         width: Columns a vector.
-        dealt: As of `Deal`.
     """
 
     comptime D = Deal[Self.lanes, Self.width, Self.dealt]
@@ -283,12 +283,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         """Combines the values of the threads of a lane in each warp, and has them all in the rows.
 
         Parameters:
-            dtype: Dtype of the values.
             largest: Whether they are combined to the largest, or to the sum.
-
-        Args:
-            thread: This thread's index in the block.
-            value: This thread's value.
 
         Returns:
             The combined value of those that are in this warp.
@@ -322,7 +317,6 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
 
         Args:
             column: Which of the block's.
-            thread: This thread's index in the block.
 
         Returns:
             The combined value of the column.
@@ -341,12 +335,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         Every thread of the block must call this, once.
 
         Parameters:
-            dtype: Dtype of the values.
             largest: Whether they are combined to the largest, NaN if any is, or to the sum.
-
-        Args:
-            thread: This thread's index in the block.
-            value: This thread's value.
 
         Returns:
             The combined value of the lane.
@@ -392,8 +381,5 @@ def combine_columns[
 def is_exact[S: RowSource]() -> Bool:
     """Returns whether exponentials are of the accuracy of float32, for use at compile time: where results are not of 16
     bits, or sinks may be.
-
-    Parameters:
-        S: Where logits come from.
     """
     return size_of[S.elements]() > 2 or S.has_sink

@@ -24,7 +24,6 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     """What a lane has of a unit.
 
     Parameters:
-        dtype: Dtype of the row.
         rounds: Vectors of a unit that each lane takes.
     """
 
