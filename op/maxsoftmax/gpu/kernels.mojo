@@ -25,17 +25,7 @@ from .dispatch import auto, resident_fits
 from .dispatch_computed import computed
 from .dispatch_strided import strided
 from .fallback import fallback
-from .ladder import (
-    elementwise,
-    multipass,
-    naive,
-    online,
-    split,
-    tree,
-    tree_blocked,
-    vector,
-    warp,
-)
+from .ladder import rung
 from .statistics import of_pairs
 from .streaming import streaming
 from .streaming_computed import streaming_computed
@@ -66,26 +56,8 @@ struct Gpu(Kernels):
             fallback[Finish.PROBABILITIES, block_size](
                 MemoryTarget(y), MemorySource(x), rows, queue
             )
-        elif algorithm == "tree":
-            tree[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "elementwise":
-            elementwise[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "naive":
-            naive[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "tree_blocked":
-            tree_blocked[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "warp":
-            warp[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "vector":
-            vector[dtype, block_size, unroll](y, x, rows, queue)
-        elif algorithm == "online":
-            online[dtype, block_size, unroll](y, x, rows, queue)
-        elif algorithm == "multipass":
-            multipass[dtype, block_size](y, x, rows, queue)
-        elif algorithm == "split":
-            split[dtype, block_size](y, x, rows, queue)
         else:
-            comptime assert False, "there is no such algorithm"
+            rung[algorithm, dtype, block_size, unroll](y, x, rows, queue)
 
     @staticmethod
     def auto[

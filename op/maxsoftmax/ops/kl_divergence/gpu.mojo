@@ -44,9 +44,6 @@ def sums_kernel[
 ):
     """Writes the five numbers of rows along any axis, of any dtype: as `fallback` walks them.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         sums: Those of each row.
         p: Logits of p.
@@ -137,7 +134,6 @@ def divergences_kernel[
     Args:
         kl: One a row.
         sums: What there is of each row.
-        rows: How many.
     """
     pdl_wait()
     for row in range(

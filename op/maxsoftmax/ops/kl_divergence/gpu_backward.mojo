@@ -70,7 +70,6 @@ def rows_kernel[
         sums: What there is of each row.
         dkl: The gradient of each row's divergence.
         has_dkl: Whether there are any; else each is 1.
-        rows: How many.
         n: Their length.
         factor: What logits are multiplied by.
     """
@@ -157,7 +156,6 @@ def columns_kernel[
     neighbours.
 
     Parameters:
-        dtype: Dtype of the logits.
         of_p: Whether gradients are those of p.
 
     Args:

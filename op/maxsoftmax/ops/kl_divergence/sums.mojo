@@ -101,9 +101,6 @@ struct _Side[width: SIMDLength](TrivialRegisterPassable):
 
 struct DivergenceSums[of: DType](Sums):
     """The pairs of both tensors, and the sum of p's exponentials times z_p - z_q.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime dtype = Self.of

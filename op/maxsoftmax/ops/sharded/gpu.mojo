@@ -90,7 +90,6 @@ def losses_kernel[
     """Writes the pair of each whole row and its loss, or leaves what losses come to.
 
     Parameters:
-        dtype: Dtype of the logits.
         block_size: Threads a block: `MAX_PARTS` of a single one.
 
     Args:
@@ -101,7 +100,6 @@ def losses_kernel[
         devices: How many.
         step: Numbers from one device's message to the next.
         targets: Class of each row, counted over all devices.
-        rows: How many.
         ignored: The class of rows that do not count.
         smoothing: The share of a target that is spread over all classes.
         reduction: What becomes of the losses.
@@ -148,9 +146,6 @@ def pairs_kernel[
     rows: Int64,
 ):
     """Writes the pair of each whole row, and ln Σ exp of it. Arguments are as of `direct.pairs_of_rows`.
-
-    Parameters:
-        dtype: Dtype of the logits.
     """
     pdl_wait()
     for row in range(
@@ -199,7 +194,6 @@ def second_kernel[
     """Writes the second pass over contiguous rows: each block a part of a row.
 
     Parameters:
-        dtype: Dtype of the tensors.
         what: One of `Second`.
         aligned: Whether vectors of all tensors are, and rows are made of them.
 
@@ -209,8 +203,6 @@ def second_kernel[
         other: The gradients of results, if these are.
         numbers: What devices sent.
         devices: How many.
-        rows: How many.
-        n: Length of each.
     """
     comptime accum = accumulator[dtype]()
     # Elements of a vector that is not aligned lie apart, so that neighbours are read together.
@@ -274,7 +266,6 @@ def second_columns_kernel[
     neighbours.
 
     Parameters:
-        dtype: Dtype of the tensors.
         what: One of `Second`.
 
     Args:
@@ -337,16 +328,12 @@ def units_kernel[
     """Writes the sum of each unit of contiguous rows, whose order of additions follows from its place in the row alone.
 
     Parameters:
-        dtype: Dtype of the tensors.
         log: Whether results are logarithms of probabilities.
         aligned: Whether vectors of both tensors are, and rows are made of them.
 
     Args:
         sums: (rows, units).
-        y: Results.
         dy: Their gradients.
-        rows: How many.
-        n: Length of each.
         units: How many a row has.
     """
     comptime accum = accumulator[dtype]()
@@ -393,7 +380,6 @@ def merge_kernel[
     Args:
         sums: (rows,).
         parts: (rows, units).
-        rows: How many.
         units: How many a row has.
     """
     pdl_wait()
@@ -425,12 +411,10 @@ def sums_kernel[
     """Writes the sum of each row along any axis, as `fallback` walks them.
 
     Parameters:
-        dtype: Dtype of the tensors.
         log: Whether results are logarithms of probabilities.
 
     Args:
         sums: One a row.
-        y: Results.
         dy: Their gradients.
         outer: First dimension.
         n: Length of the rows.

@@ -73,7 +73,6 @@ def sparsemax_kernel[
 
     Args:
         y: Probabilities.
-        x: Logits.
         outer: First dimension.
         n: Length of the rows.
         inner: Last dimension, and the distance between neighbours in a row.
@@ -280,9 +279,7 @@ def rows_on_gpu[
 
     Args:
         y: Probabilities, not in the memory of `x`.
-        x: Logits.
         rows: Rows along the last axis.
-        queue: Where kernels are launched.
     """
     comptime width = vector_of[dtype, True]()
     comptime wide = size_of[accumulator[dtype]()]() // 4
@@ -327,9 +324,7 @@ def columns_on_gpu[
 
     Args:
         y: Probabilities, not in the memory of `x`.
-        x: Logits.
         rows: Rows along any axis.
-        queue: Where kernels are launched.
     """
     var columns = min(TOGETHER, next_power_of_two(rows.inner))
 
@@ -375,7 +370,6 @@ def gradients_on_gpu[
         y: Results of the forward op.
         dy: Their gradient.
         rows: How the memory is divided into rows.
-        queue: Where kernels are launched.
     """
     var outer, inner, columns = rows.count(), 1, 1
     comptime if not contiguous:

@@ -43,12 +43,8 @@ def sums_kernel[
 ):
     """Writes (m, d, h) of rows along any axis, of any dtype: as `fallback` walks them.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         sums: (m, d, h) of each row.
-        x: Logits.
         outer: First dimension.
         n: Length of the rows.
         inner: Last dimension.
@@ -127,15 +123,11 @@ def log_probs_kernel[
 ):
     """Writes the logarithms of the probabilities of all tokens, a thread a token, and the entropy of each row, if it is wanted.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         log_probs: One a token.
         entropy: One a row.
         has_entropy: Whether it is wanted.
         sums: (m, d, h) of each row.
-        x: Logits.
         tokens: The tokens of row 0, then those of row 1 and so on.
         each: How many of a row.
         outer: First dimension.

@@ -117,9 +117,7 @@ def rows_kernel[
 
     Args:
         dx: Gradients.
-        x: Logits.
         kept: What `terms_kernel` left.
-        rows: How many.
         n: Their length.
         factor: What logits are multiplied by.
     """
@@ -198,12 +196,8 @@ def columns_kernel[
     """Second launch for rows along any axis, of any dtype: a thread a part of a row, so that those of neighbouring rows read
     neighbours.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         dx: Gradients.
-        x: Logits.
         kept: What `terms_kernel` left.
         outer: First dimension.
         n: Length of the rows.
@@ -247,12 +241,8 @@ def tokens_kernel[
 ):
     """Third launch: the gradients of the logits of tokens, a thread a token; of one that is there twice either writes the same.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         dx: Gradients.
-        x: Logits.
         kept: What `terms_kernel` left.
         tokens: The tokens of row 0, then those of row 1 and so on.
         each: How many of a row.

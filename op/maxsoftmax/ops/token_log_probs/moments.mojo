@@ -54,9 +54,6 @@ struct Moments(TrivialRegisterPassable):
 
 struct EntropySums[of: DType](Sums):
     """The maximum of a row, the sum of its exponentials, and that of these times what each is below the maximum.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime dtype = Self.of
