@@ -15,7 +15,7 @@ from max.gpu.host import Dim
 from ...gpu.fallback import columns_of_block
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID, plus, tree_reduce
-from ...gpu.totals import MAX_PARTS, Parts, Total
+from ...gpu.totals import MAX_PARTS, Total
 from ...io.rounding import rounded
 from ...io.rows import Rows, Source, Target, VECTOR_BYTES
 from ...math.gradient import Gradient
@@ -455,100 +455,6 @@ def sums_kernel[
             sums[unsafe_offset=before * Int(inner) + after] = sum.value
 
 
-def targets_on_gpu(
-    own: Target[DType.int64],
-    header: Target[DType.int64],
-    targets: Targets,
-    rows: Rows,
-    start: Int,
-    classes: Int,
-    ignored: Int,
-    chosen: Int,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.own_targets` does."""
-    queue.launch[targets_kernel](
-        own,
-        header,
-        targets,
-        Int64(rows.count()),
-        Int64(rows.n),
-        Int64(start),
-        Int64(classes),
-        Int64(ignored),
-        Int64(chosen),
-        grid_dim=_blocks(rows),
-        block_dim=BLOCK_SIZE,
-        attributes=pdl_attributes(),
-    )
-
-
-def losses_on_gpu[
-    dtype: DType
-](
-    losses: Target[dtype],
-    pairs: Target[accumulator[dtype]()],
-    gathered: Source[accumulator[dtype]()],
-    devices: Int,
-    step: Int,
-    targets: Targets,
-    rows: Rows,
-    options: LossOptions,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.losses_of_rows` does."""
-    comptime accum = accumulator[dtype]()
-
-    @inline(.always)
-    def launch[block_size: Int](parts: Target[accum], blocks: Int) raises {imm}:
-        queue.launch[losses_kernel[dtype, block_size]](
-            losses,
-            parts,
-            pairs,
-            gathered,
-            Int64(devices),
-            Int64(step),
-            targets,
-            Int64(rows.count()),
-            Int64(options.ignored),
-            options.smoothing,
-            Int64(options.reduction.value),
-            grid_dim=blocks,
-            block_dim=block_size,
-            attributes=pdl_attributes(),
-        )
-
-    if rows.count() <= FEW:
-        launch[MAX_PARTS](pairs, 1)
-        return
-    var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE), queue)
-    launch[BLOCK_SIZE](parts.pointer(), parts.blocks)
-    parts.add(losses, options, pairs.unsafe_offset(2 * rows.count()), queue)
-
-
-def pairs_on_gpu[
-    dtype: DType
-](
-    sums: Target[dtype],
-    pairs: Target[accumulator[dtype]()],
-    gathered: Source[accumulator[dtype]()],
-    devices: Int,
-    rows: Rows,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.pairs_of_rows` does."""
-    queue.launch[pairs_kernel[dtype]](
-        sums,
-        pairs,
-        gathered,
-        Int64(devices),
-        Int64(rows.count()),
-        grid_dim=_blocks(rows),
-        block_dim=BLOCK_SIZE,
-        attributes=pdl_attributes(),
-    )
-
-
 def second_on_gpu[
     dtype: DType, what: Int, contiguous: Bool
 ](
@@ -603,7 +509,9 @@ def second_on_gpu[
             Int64(rows.n),
             Int64(rows.inner),
             grid_dim=Dim(
-                _blocks(rows), min(ceildiv(rows.n, 2 * ROUNDS), MAX_GRID_Y), 1
+                row_blocks(rows),
+                min(ceildiv(rows.n, 2 * ROUNDS), MAX_GRID_Y),
+                1,
             ),
             block_dim=BLOCK_SIZE,
             attributes=pdl_attributes(),
@@ -646,7 +554,7 @@ def sums_on_gpu[
             memory.pointer,
             Int64(rows.count()),
             Int64(units),
-            grid_dim=_blocks(rows),
+            grid_dim=row_blocks(rows),
             block_dim=BLOCK_SIZE,
             attributes=pdl_attributes(),
         )
@@ -667,6 +575,6 @@ def sums_on_gpu[
         )
 
 
-def _blocks(rows: Rows) -> Int:
+def row_blocks(rows: Rows) -> Int:
     """Returns how many blocks have a thread for each row."""
     return max(1, min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID))
