@@ -25,7 +25,7 @@ from ..io.target import RowTarget
 from ..math.online import MaxSum, Sum, accumulator
 from ..queue import Queue
 from ..io.memory import MemorySource
-from ..io.rows import Rows, Source, nowhere
+from ..io.rows import Positions, Rows, Source, nowhere
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -79,20 +79,17 @@ def fallback_kernel[
         var after = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
         var taken = after < Int(inner)
-        var source = x.column(
+        var at = Positions(
             before, after if taken else 0, 0, 1, Int(n), Int(inner)
         )
+        var source = x.column(at)
         var end = Int(n) if taken else 0
-        var target = y.column(
-            before, after if taken else 0, 0, 1, Int(n), Int(inner)
-        )
+        var target = y.column(at)
         comptime if finish.is_gradient():
             comptime G = Gradient[
                 finish == Finish.GRADIENT_OF_LOGARITHMS, True, accum
             ]
-            var upstream = rebind[S](MemorySource(other)).column(
-                before, after if taken else 0, 0, 1, Int(n), Int(inner)
-            )
+            var upstream = rebind[S](MemorySource(other)).column(at)
             var dot = Sum[accum, 1]()
             for i in range(start, end, step):
                 dot.add(

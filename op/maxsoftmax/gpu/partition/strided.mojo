@@ -13,7 +13,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
-from ...io.rows import Target
+from ...io.rows import Positions, Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
 from ..hardware.cluster import Pair
@@ -112,20 +112,25 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         self.ahead = self.count - Int32(mine)
 
     @inline(.always)
+    def positions(self, c: Int) -> Positions:
+        """Returns the positions of its `c`-th column."""
+        return {
+            self.outer[c],
+            self.inner[c],
+            self.first,
+            Self.deep,
+            self.n,
+            self.stride,
+        }
+
+    @inline(.always)
     def source[
         S: RowSource, //
     ](self, x: S) -> Sources[S.Column, Self.lanes, Self.width, Self.dealt]:
         """Returns where this thread reads."""
         var columns = StaticTuple[S.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
-            columns[c] = x.column(
-                self.outer[c],
-                self.inner[c],
-                self.first,
-                Self.deep,
-                self.n,
-                self.stride,
-            )
+            columns[c] = x.column(self.positions(c))
         return {columns, self.stride}
 
     @inline(.always)
@@ -135,14 +140,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         """Returns where this thread writes."""
         var columns = StaticTuple[T.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
-            columns[c] = y.column(
-                self.outer[c],
-                self.inner[c],
-                self.first,
-                Self.deep,
-                self.n,
-                self.stride,
-            )
+            columns[c] = y.column(self.positions(c))
         return {columns, self.stride}
 
     @inline(.always)
