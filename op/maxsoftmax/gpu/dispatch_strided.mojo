@@ -24,10 +24,9 @@ def strided[
 ) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
-    Args:
-        y: Results, in no memory that is read for `x`.
-        rows: How the tensors are divided into rows, none of them empty.
-        other: The gradients of results, if their logits' gradient is wanted.
+    - `y`: Results, in no memory that is read for `x`.
+    - `rows`: How the tensors are divided into rows, none of them empty.
+    - `other`: The gradients of results, if their logits' gradient is wanted.
     """
     comptime if S.elements == DType.float64:
         # Not worth kernels of its own.

@@ -49,8 +49,7 @@ def fallback_kernel[
 ):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
-    Parameters:
-        block_size: Threads a block, a power of two.
+    - `block_size`: Threads a block, a power of two.
 
     Args:
         y: Results; of logits in memory maybe the same memory as `x`.
@@ -185,8 +184,7 @@ def columns_of_block[dtype: DType](block_size: Int, rows: Rows) -> Int:
     Parameters:
         dtype: Of the logits.
 
-    Args:
-        rows: Rows along any axis.
+    - `rows`: Rows along any axis.
     """
     return 1 if rows.inner == 1 else min(
         8 if dtype == DType.float64 else 32, block_size

@@ -61,18 +61,15 @@ def resident_kernel[
 ):
     """Writes the softmax of `rows` rows of `n` elements along the last axis, or what else `finish` says.
 
-    Parameters:
-        S: Where logits come from: of 4 bytes or 2.
-        t: How a row is held.
-        width: Elements a vector; of computed logits `n` is a multiple of it.
-        edged: Whether rows in memory may begin or end between two vectors.
-
-    Args:
-        y: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results, aligned as `x` is; else not looked at.
-        share: Vectors of a row that a block takes.
-        zero: As for `anew`.
+    - `S`: Where logits come from: of 4 bytes or 2.
+    - `t`: How a row is held.
+    - `width`: Elements a vector; of computed logits `n` is a multiple of it.
+    - `edged`: Whether rows in memory may begin or end between two vectors.
+    - `y`: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
+    - `x`: Logits, or results whose logits' gradient is wanted.
+    - `other`: The gradients of results, aligned as `x` is; else not looked at.
+    - `share`: Vectors of a row that a block takes.
+    - `zero`: As for `anew`.
     """
     comptime F = DType.float32
     comptime team = t.team
@@ -435,9 +432,8 @@ def write_pair[
     Parameters:
         exact: Of the scale that the sums are in.
 
-    Args:
-        y: Where those of row 0 are.
-        row: The first of the rows.
+    - `y`: Where those of row 0 are.
+    - `row`: The first of the rows.
     """
     var to = y.unsafe_offset(2 * row)
     var d = pair.relative[exact]()
@@ -465,9 +461,8 @@ def resident[
     """Launches `resident_kernel`, whose parameters and arguments these are, with a team or a cluster for each row along the last axis.
     With or without `edged`, results of rows that need none are the same.
 
-    Args:
-        rows: Rows along the last axis, for which there is room.
-        blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
+    - `rows`: Rows along the last axis, for which there is room.
+    - `blocks`: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
     """
     var share = rows.n
     var in_slots = rows.n // width

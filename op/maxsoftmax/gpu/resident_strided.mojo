@@ -66,11 +66,10 @@ def resident_strided_kernel[
 ):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
-    Parameters:
-        S: Where logits come from, of 4 bytes or 2.
-        t: How columns are held, at most 32 vectors of them by a cluster.
-        width: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
-        dealt: As of `StridedPart`, of logits in memory.
+    - `S`: Where logits come from, of 4 bytes or 2.
+    - `t`: How columns are held, at most 32 vectors of them by a cluster.
+    - `width`: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
+    - `dealt`: As of `StridedPart`, of logits in memory.
 
     Args:
         y: Results; may be the same memory as `x`.
@@ -324,10 +323,9 @@ def resident_strided[
     """Launches `resident_strided_kernel`, whose parameters and arguments these are, with a block or a cluster for every `t.lanes` vectors of
     columns.
 
-    Args:
-        rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
-            of it.
-        room: Positions that a block has room for.
+    - `rows`: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
+      of it.
+    - `room`: Positions that a block has room for.
     """
     comptime deep = COLUMN_THREADS // t.lanes
     var blocks = t.cluster_blocks(rows.n, room)
@@ -421,10 +419,9 @@ def exchanged[
         exact: Of the scale that the sums are in.
         of_pairs: Whether there are maxima.
 
-    Args:
-        cluster: This block's.
-        maxima: With the columns' maxima in its first row.
-        sums: With the sums of each warp.
+    - `cluster`: This block's.
+    - `maxima`: With the columns' maxima in its first row.
+    - `sums`: With the sums of each warp.
     """
     comptime all = numbers * PORTABLE_BLOCKS
     comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS

@@ -43,12 +43,9 @@ def of_pairs_kernel[
 ](result: Target[out], pairs: Source[accum], rows: Int64):
     """Writes all m, and then all d, or ln Σ exp x of each row, a thread a row.
 
-    Parameters:
-        apart: Whether all m and all d are written.
-
-    Args:
-        result: (2, rows), or (rows,).
-        pairs: (rows, 2).
+    - `apart`: Whether all m and all d are written.
+    - `result`: (2, rows), or (rows,).
+    - `pairs`: (rows, 2).
     """
     var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
     pdl_wait()

@@ -38,17 +38,14 @@ def streaming_computed_kernel[
 ](y: T, x: S, rows: Int64, n: Int64):
     """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a block for each.
 
-    Parameters:
-        S: What computes the logits.
-        finish: What of each row is written: an element for each of its own.
-        block_size: Threads a block, at least a warp.
-        vectors: Vectors that a thread keeps in registers.
-        width: Elements a vector, of which `n` is a multiple.
-        aligned: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
-
-    Args:
-        y: Probabilities, or their logarithms.
-        rows: How many; block b takes row b and every gridDim-th after it.
+    - `S`: What computes the logits.
+    - `finish`: What of each row is written: an element for each of its own.
+    - `block_size`: Threads a block, at least a warp.
+    - `vectors`: Vectors that a thread keeps in registers.
+    - `width`: Elements a vector, of which `n` is a multiple.
+    - `aligned`: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
+    - `y`: Probabilities, or their logarithms.
+    - `rows`: How many; block b takes row b and every gridDim-th after it.
     """
     comptime accum = accumulator[S.elements]()
     comptime Vector = SIMD[accum, width]

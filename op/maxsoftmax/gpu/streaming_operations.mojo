@@ -99,10 +99,9 @@ trait Sums(TrivialRegisterPassable):
         Parameters:
             most: Pairs a thread, at most.
 
-        Args:
-            pairs: This thread's.
-            count: How many of them there are.
-            scratch: Memory for as many values a warp as `Whole` has.
+        - `pairs`: This thread's.
+        - `count`: How many of them there are.
+        - `scratch`: Memory for as many values a warp as `Whole` has.
         """
         ...
 
@@ -110,9 +109,8 @@ trait Sums(TrivialRegisterPassable):
     def write(result: Target[DType.float32], row: Int, whole: Self.Whole):
         """Writes what there is one of for a row: of pairs (m, d).
 
-        Args:
-            result: Where that of row 0 goes.
-            whole: What it sums to.
+        - `result`: Where that of row 0 goes.
+        - `whole`: What it sums to.
         """
         ...
 
@@ -120,9 +118,8 @@ trait Sums(TrivialRegisterPassable):
 struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     """The maximum of a row, and the sum of its exponentials in the `Scale` of the maximum.
 
-    Parameters:
-        for_logarithm: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
-            written that they could hide behind.
+    - `for_logarithm`: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
+      written that they could hide behind.
     """
 
     comptime dtype = Self.of

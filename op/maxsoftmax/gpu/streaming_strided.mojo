@@ -322,10 +322,9 @@ def streaming_results_kernel[
 ):
     """Second launch: each block merges the units of its columns, and writes its span of them. What is not said here is as of the first.
 
-    Args:
-        sums: What the first launch left.
-        tiles: Blocks that a span is shared by.
-        share: Positions a span.
+    - `sums`: What the first launch left.
+    - `tiles`: Blocks that a span is shared by.
+    - `share`: Positions a span.
     """
     comptime exact = is_exact[S]()
     comptime gradient = finish.is_gradient()
@@ -446,9 +445,8 @@ def streaming_strided[
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Launches the two kernels, whose parameters and arguments these are. `y` is not in the memory of `x` or `other`.
 
-    Args:
-        rows: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
-            of it.
+    - `rows`: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
+      of it.
     """
     comptime summed = finish if finish.is_gradient() else Finish.PAIR
     comptime numbers = 1 if finish.is_gradient() else 2

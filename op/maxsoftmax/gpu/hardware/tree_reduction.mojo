@@ -29,9 +29,8 @@ def tree_reduce[
         block_size: Threads a block, a power of two.
         combine: The operation, commutative and associative up to rounding.
 
-    Args:
-        scratch: Memory for `block_size` elements; free again when this returns.
-        columns: A power of two up to `block_size`.
+    - `scratch`: Memory for `block_size` elements; free again when this returns.
+    - `columns`: A power of two up to `block_size`.
 
     Returns:
         The combined value of this thread's column.

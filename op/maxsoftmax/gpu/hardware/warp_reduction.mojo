@@ -50,8 +50,7 @@ def block_reduce[
         block_size: Threads a block, a power of two from 32; where a warp has more, they are a part of one.
         combine: The operation, commutative and associative up to rounding.
 
-    Args:
-        scratch: Memory for one element a warp; free again when this returns.
+    - `scratch`: Memory for one element a warp; free again when this returns.
 
     Returns:
         The combined value of the block.

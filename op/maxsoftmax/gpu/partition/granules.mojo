@@ -46,8 +46,7 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
     def __init__(out self, x: Source[Self.dtype], row: Int, n: Int):
         """The granules of row `row`.
 
-        Args:
-            x: The first row.
+        - `x`: The first row.
         """
         var start = x.unsafe_offset(row * n)
         var shift = Int(
@@ -133,9 +132,8 @@ def turned[
         width: Elements of a granule.
         lanes: Threads of the team, neighbouring lanes of a warp.
 
-    Args:
-        chains: What this thread has.
-        shift: Of the row.
+    - `chains`: What this thread has.
+    - `shift`: Of the row.
     """
     if shift == 0:
         return chains

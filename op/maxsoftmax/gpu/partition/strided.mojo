@@ -75,13 +75,12 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     ):
         """A thread's part of some columns.
 
-        Args:
-            tile: Which columns: those of `lanes` vectors.
-            columns: How many there are in the tensor, less than 2^31.
-            inner: How many there are in a position.
-            n: Positions.
-            rank: The block's, among those that share the positions.
-            share: Positions that each of them takes, as long as there are any; less than 2^31.
+        - `tile`: Which columns: those of `lanes` vectors.
+        - `columns`: How many there are in the tensor, less than 2^31.
+        - `inner`: How many there are in a position.
+        - `n`: Positions.
+        - `rank`: The block's, among those that share the positions.
+        - `share`: Positions that each of them takes, as long as there are any; less than 2^31.
         """
         var all = UInt32(columns)
         var apart = UInt32(inner)
@@ -160,8 +159,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         Parameters:
             exact: Of the scale that the sums are in.
 
-        Args:
-            y: Where those of the first column are.
+        - `y`: Where those of the first column are.
         """
         comptime values = Self.width // Self.D.columns
         var d = pair.relative[exact]()
@@ -231,9 +229,8 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
 struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
     """Shared memory in which the threads of each lane combine a value a column.
 
-    Parameters:
-        lanes: Vectors of columns that the block takes.
-        width: Columns a vector.
+    - `lanes`: Vectors of columns that the block takes.
+    - `width`: Columns a vector.
     """
 
     comptime D = Deal[Self.lanes, Self.width, Self.dealt]
@@ -313,8 +310,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         Parameters:
             largest: As for `gather`.
 
-        Args:
-            column: Which of the block's.
+        - `column`: Which of the block's.
 
         Returns:
             The combined value of the column.

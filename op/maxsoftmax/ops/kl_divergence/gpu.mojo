@@ -131,9 +131,8 @@ def divergences_kernel[
     Parameters:
         accum: Dtype of both.
 
-    Args:
-        kl: One a row.
-        sums: What there is of each row.
+    - `kl`: One a row.
+    - `sums`: What there is of each row.
     """
     pdl_wait()
     for row in range(

@@ -89,20 +89,17 @@ def losses_kernel[
 ):
     """Writes the pair of each whole row and its loss, or leaves what losses come to.
 
-    Parameters:
-        block_size: Threads a block: `MAX_PARTS` of a single one.
-
-    Args:
-        losses: As of `direct.losses_of_rows`.
-        parts: Where each of several blocks leaves what its losses come to.
-        pairs: (m, d) of each row, and behind them how many rows count.
-        gathered: What devices sent.
-        devices: How many.
-        step: Numbers from one device's message to the next.
-        targets: Class of each row, counted over all devices.
-        ignored: The class of rows that do not count.
-        smoothing: The share of a target that is spread over all classes.
-        reduction: What becomes of the losses.
+    - `block_size`: Threads a block: `MAX_PARTS` of a single one.
+    - `losses`: As of `direct.losses_of_rows`.
+    - `parts`: Where each of several blocks leaves what its losses come to.
+    - `pairs`: (m, d) of each row, and behind them how many rows count.
+    - `gathered`: What devices sent.
+    - `devices`: How many.
+    - `step`: Numbers from one device's message to the next.
+    - `targets`: Class of each row, counted over all devices.
+    - `ignored`: The class of rows that do not count.
+    - `smoothing`: The share of a target that is spread over all classes.
+    - `reduction`: What becomes of the losses.
     """
     comptime accum = accumulator[dtype]()
     var message = Message[accum](gathered, Int(devices), Int(step), Int(rows))
@@ -193,16 +190,13 @@ def second_kernel[
 ):
     """Writes the second pass over contiguous rows: each block a part of a row.
 
-    Parameters:
-        what: One of `Second`.
-        aligned: Whether vectors of all tensors are, and rows are made of them.
-
-    Args:
-        result: As of `direct.second_pass`.
-        x: Logits, or results.
-        other: The gradients of results, if these are.
-        numbers: What devices sent.
-        devices: How many.
+    - `what`: One of `Second`.
+    - `aligned`: Whether vectors of all tensors are, and rows are made of them.
+    - `result`: As of `direct.second_pass`.
+    - `x`: Logits, or results.
+    - `other`: The gradients of results, if these are.
+    - `numbers`: What devices sent.
+    - `devices`: How many.
     """
     comptime accum = accumulator[dtype]()
     # Elements of a vector that is not aligned lie apart, so that neighbours are read together.
@@ -265,8 +259,7 @@ def second_columns_kernel[
     """Writes the second pass over rows along any axis: each thread a part of a row, so that those of neighbouring rows read
     neighbours.
 
-    Parameters:
-        what: One of `Second`.
+    - `what`: One of `Second`.
 
     Args:
         result: As of `direct.second_pass`.
@@ -327,14 +320,11 @@ def units_kernel[
 ):
     """Writes the sum of each unit of contiguous rows, whose order of additions follows from its place in the row alone.
 
-    Parameters:
-        log: Whether results are logarithms of probabilities.
-        aligned: Whether vectors of both tensors are, and rows are made of them.
-
-    Args:
-        sums: (rows, units).
-        dy: Their gradients.
-        units: How many a row has.
+    - `log`: Whether results are logarithms of probabilities.
+    - `aligned`: Whether vectors of both tensors are, and rows are made of them.
+    - `sums`: (rows, units).
+    - `dy`: Their gradients.
+    - `units`: How many a row has.
     """
     comptime accum = accumulator[dtype]()
     comptime exact = size_of[dtype]() > 2
@@ -377,10 +367,9 @@ def merge_kernel[
     Parameters:
         accum: Dtype of the sums.
 
-    Args:
-        sums: (rows,).
-        parts: (rows, units).
-        units: How many a row has.
+    - `sums`: (rows,).
+    - `parts`: (rows, units).
+    - `units`: How many a row has.
     """
     pdl_wait()
     for row in range(
@@ -410,16 +399,13 @@ def sums_kernel[
 ):
     """Writes the sum of each row along any axis, as `fallback` walks them.
 
-    Parameters:
-        log: Whether results are logarithms of probabilities.
-
-    Args:
-        sums: One a row.
-        dy: Their gradients.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        columns: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
+    - `log`: Whether results are logarithms of probabilities.
+    - `sums`: One a row.
+    - `dy`: Their gradients.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `columns`: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
     """
     comptime accum = accumulator[dtype]()
     comptime exact = size_of[dtype]() > 2
