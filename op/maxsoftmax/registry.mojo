@@ -10,7 +10,8 @@ from max.gpu.host.info import is_cpu
 from std.memory import bitcast, unsafe_memcpy
 from std.utils import IndexList
 
-from . import fused, gpu
+from . import fused
+from .gpu.copy import copy
 from .direct import (
     cross_entropy,
     cross_entropy_backward,
@@ -305,7 +306,7 @@ struct InMemory:
         comptime if is_cpu[target]():
             unsafe_memcpy(dest=_target(y), src=_source(x), count=size)
         else:
-            gpu.copy(_target(y), _source(x), size, ctx)
+            copy(_target(y), _source(x), size, ctx)
 
 
 @compiler.register("log_softmax")

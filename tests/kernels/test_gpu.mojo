@@ -3,7 +3,7 @@
 from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceContext
 
-from maxsoftmax import Cpu, gpu
+from maxsoftmax import Cpu, Gpu
 from maxsoftmax.io.rows import Rows
 
 comptime dtype = DType.float32
@@ -34,7 +34,7 @@ def check[
                 host,
             )
         y.enqueue_fill(-1)
-        gpu.softmax[algorithm, dtype, block_size, unroll, contiguous](
+        Gpu.softmax[algorithm, dtype, block_size, unroll, contiguous](
             y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin](),
             x.unsafe_ptr()
             .unsafe_origin_cast[MutUntrackedOrigin]()

@@ -3,7 +3,7 @@
 from std.testing import TestSuite, assert_true
 from max.gpu.host import DeviceBuffer, DeviceContext
 
-from maxsoftmax import Cpu, gpu
+from maxsoftmax import Cpu, Gpu
 from maxsoftmax.ops.finish import Finish
 from maxsoftmax.math.loss import LossOptions, Reduction, Targets
 from maxsoftmax.math.online import accumulator
@@ -75,7 +75,7 @@ def check[
         dy.fill(104729, -1, 2)
 
         var y = Tensor[dtype](size, 0, device)
-        gpu.auto[dtype, Finish.LOGARITHMS, contiguous](
+        Gpu.auto[dtype, Finish.LOGARITHMS, contiguous](
             y.there(), x.there(), rows, device
         )
         Cpu.auto[dtype, Finish.LOGARITHMS, contiguous](
@@ -105,7 +105,7 @@ def check[
         _ = chosen^
 
         var pairs = Tensor[accum](2 * rows.count(), 0, device)
-        gpu.auto[dtype, Finish.PAIR, contiguous](
+        Gpu.auto[dtype, Finish.PAIR, contiguous](
             pairs.there().unsafe_bitcast[Scalar[dtype]](),
             x.there(),
             rows,
@@ -123,7 +123,7 @@ def check[
             else:
                 results.fill(7919, 0, 1)
             var dx = Tensor[dtype](size, 0, device)
-            gpu.backward[dtype, log, contiguous](
+            Gpu.backward[dtype, log, contiguous](
                 dx.there(), results.there(), dy.there(), rows, device
             )
             Cpu.backward[dtype, log, contiguous](
@@ -147,7 +147,7 @@ def check[
                 var options = LossOptions(-100, smoothing, reduction, False, 0)
                 var each = rows.count() if reduction == Reduction.NONE else 1
                 var loss = Tensor[dtype](each, 0, device)
-                gpu.losses[contiguous=contiguous, smoothed=True](
+                Gpu.losses[contiguous=contiguous, smoothed=True](
                     loss.there(),
                     pairs.there(),
                     x.there(),
@@ -173,7 +173,7 @@ def check[
                 _ = loss^
                 var dloss = Tensor[accum](each, 0, device)
                 dloss.fill(13, 1, 2)
-                gpu.gradients[contiguous=contiguous](
+                Gpu.gradients[contiguous=contiguous](
                     dx.there(),
                     x.there(),
                     pairs.there(),

@@ -13,17 +13,7 @@ comptime BLOCK_SIZE = 256
 def copy[
     dtype: DType
 ](y: Target[dtype], x: Source[dtype], size: Int, queue: Queue) raises:
-    """Enqueues a copy.
-
-    Parameters:
-        dtype: Dtype of both.
-
-    Args:
-        y: Where to.
-        x: Where from.
-        size: Elements.
-        queue: Where kernels are launched.
-    """
+    """Enqueues a copy of `size` elements."""
     queue.launch[copy_kernel[dtype]](
         y,
         x,
@@ -34,16 +24,7 @@ def copy[
 
 
 def copy_kernel[dtype: DType](y: Target[dtype], x: Source[dtype], size: Int64):
-    """Copies an element a thread.
-
-    Parameters:
-        dtype: Dtype of both.
-
-    Args:
-        y: Where to.
-        x: Where from.
-        size: Elements.
-    """
+    """Copies an element a thread."""
     var i = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
     if i < Int(size):
         y[unsafe_offset=i] = x[unsafe_offset=i]

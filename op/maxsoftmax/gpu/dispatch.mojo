@@ -10,11 +10,11 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import PORTABLE_BLOCKS
 from .fallback import fallback
-from .streaming_operations import Exponentials, Quotients
+from .streaming_operations import Exponentials
 from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
-from .resident import resident, resident_cluster
+from .resident import resident
 from .resident_units import Again, resident_units
 from .tuning import Tuned, Units, slots
 
@@ -63,9 +63,7 @@ def _contiguous[
             y.unsafe_bitcast[Float32](), x, rows, queue
         )
     else:
-        streaming[
-            Exponentials[dtype, False], Quotients[finish, size_of[dtype]() > 2]
-        ](y, x, x, rows, queue)
+        streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 
 
 def resident_fits[
@@ -112,10 +110,10 @@ def resident_fits[
     comptime for i in range(len(table)):
         comptime t = table[i]
         comptime room = t.room(slots() // finish.inputs())
-        comptime if t.best > 0:
+        comptime if t.is_cluster():
             if vectors <= PORTABLE_BLOCKS * room:
-                resident_cluster[finish, t.block_size, t.vectors, t.blocks](
-                    y, x, rows, t.cluster_blocks(vectors, room), queue, other
+                resident[finish, t](
+                    y, x, rows, queue, other, t.cluster_blocks(vectors, room)
                 )
                 return True
         else:
@@ -125,14 +123,7 @@ def resident_fits[
                     comptime if edged or t.has_twin():
                         if edged or (whole and x.in_vectors[width]()):
                             resident[
-                                finish,
-                                t.block_size,
-                                t.team,
-                                t.vectors,
-                                t.blocks,
-                                t.sharing > 0,
-                                width if t.in_vectors else 1,
-                                edged,
+                                finish, t, width if t.in_vectors else 1, edged
                             ](y, x, rows, queue, other)
                             return True
     return False

@@ -6,96 +6,23 @@ computed again for the probabilities.
 
 from std.sys import size_of
 from max.gpu.host import DeviceContext
-from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..io.sink import WithSink
-from ..io.logits import Logits
 from ..io.rows import Rows
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.results import Results
 from .hardware.cluster import PORTABLE_BLOCKS
-from .resident import kept_dtype, resident, resident_cluster
+from .resident import kept_dtype, resident
 from .partition.row import vector_width, whole_vectors
 from .streaming_computed import streaming_computed
-from .dispatch_strided import strided
 from .tuning import Team, Tuned
-
-
-def fused[
-    Fusion: InputFusion,
-    Sink: InputFusion,
-    Out: OutputFusion,
-    in_dtype: DType,
-    out_dtype: DType,
-    rank: Int,
-    axis: Int,
-    causal: Bool,
-    epilogue: Bool,
-    //,
-    has_sink: Bool,
-    finish: Finish = Finish.PROBABILITIES,
-](
-    y: Results[Out, out_dtype, rank, axis, epilogue],
-    x: Logits[Fusion, in_dtype, rank, axis, causal],
-    sink: Logits[Sink, in_dtype, rank, axis, False],
-    queue: Queue,
-) raises:
-    """Enqueues the softmax of every row of `x`, or its logarithm, into `y`.
-
-    Parameters:
-        Fusion: What computes the logits.
-        Sink: What computes the sinks.
-        Out: What takes the probabilities.
-        in_dtype: Dtype of the logits.
-        out_dtype: Dtype of the probabilities.
-        rank: Number of dimensions.
-        axis: The axis that sums to 1.
-        causal: Whether rows end at the diagonal.
-        epilogue: Whether something takes the probabilities.
-        has_sink: Whether there is one more logit a row, in the denominator only.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Probabilities, or their logarithms, in no memory that is read for `x`.
-        x: Logits.
-        sink: The additional logits, one a row.
-        queue: Where kernels are launched.
-    """
-
-    @inline(.always)
-    def by[S: RowSource](source: S) raises {imm}:
-        comptime if axis != rank - 1:
-            strided[finish](y, source, x.rows(), queue)
-        elif in_dtype == DType.float64:
-            # Not worth kernels of its own.
-            streaming_computed[finish](y, source, x.rows(), queue)
-        else:
-            computed[finish](y, source, x.rows(), queue)
-
-    comptime if has_sink:
-        by(WithSink(x, sink))
-    else:
-        by(x)
 
 
 def computed[
     S: RowSource, T: RowTarget, //, finish: Finish
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Enqueues what is to be written of every row of `x` along the last axis.
-
-    Parameters:
-        S: What computes the logits, of 4 bytes or 2.
-        T: What takes the results.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: How the tensors are divided into rows.
-        queue: Where kernels are launched.
+    """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
     """
     comptime width = vector_width[S, T]()
     # Rows in memory by nothing but the length, as a row's bits are not to depend on its address.
@@ -117,29 +44,20 @@ def _by[
     comptime table = Tuned.computed(size_of[S.elements]() > 2, width)
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime if t.best > 0:
+        comptime if t.is_cluster():
             comptime room = _room[S](t, width)
             if rows.n <= PORTABLE_BLOCKS * room:
-                resident_cluster[
-                    finish,
-                    t.block_size,
-                    t.vectors,
-                    t.blocks,
-                    t.sharing > 0,
-                    width,
-                ](y, x, rows, t.cluster_blocks(rows.n, room), queue)
+                resident[finish, t, width](
+                    y,
+                    x,
+                    rows,
+                    queue,
+                    blocks=t.cluster_blocks(rows.n, room),
+                )
                 return
         else:
             if rows.n // width <= t.up_to:
-                resident[
-                    finish,
-                    t.block_size,
-                    t.team,
-                    t.vectors,
-                    t.blocks,
-                    False,
-                    width,
-                ](y, x, rows, queue)
+                resident[finish, t, width](y, x, rows, queue)
                 return
     streaming_computed[finish](y, x, rows, queue)
 
@@ -149,7 +67,7 @@ def _room[S: RowSource](t: Team, width: Int) -> Int:
     """
     comptime gpu = DeviceContext.default_device_info
     var rounds = t.vectors
-    if t.sharing > 0:
+    if t.is_slotted():
         # What the driver and the kernel itself take is left.
         var bytes = gpu.shared_memory_per_multiprocessor // t.sharing - 8 * 1024
         rounds += bytes // (

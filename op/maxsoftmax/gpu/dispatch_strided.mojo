@@ -1,20 +1,16 @@
 """Which kernel takes which rows along an axis that is not the last."""
 
 from std.sys import size_of
-from max.gpu.host import DeviceContext
 
 from ..ops.finish import Finish
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
-from .hardware.cluster import has_clusters
 from .fallback import fallback
 from .resident_strided import resident_strided, resident_room
-from .streaming_strided_backward import streaming_strided_backward
 from .streaming_strided import streaming_strided
-from .tuning import HAS_ROOM, Tuned
+from .tuning import Tuned
 
 
 def strided[
@@ -28,17 +24,9 @@ def strided[
 ) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-
-    Args:
-        y: Results, in no memory that is read for `x`.
-        x: Logits.
-        rows: How the tensors are divided into rows, none of them empty.
-        queue: Where kernels are launched.
-        other: The gradients of results, if their logits' gradient is wanted.
+    - `y`: Results, in no memory that is read for `x`.
+    - `rows`: How the tensors are divided into rows, none of them empty.
+    - `other`: The gradients of results, if their logits' gradient is wanted.
     """
     comptime if S.elements == DType.float64:
         # Not worth kernels of its own.
@@ -74,46 +62,20 @@ def _by[
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Columns that are taken by vectors of `width`, or by as many that are dealt.
     """
-    comptime gpu = DeviceContext.default_device_info
     comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
     )
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime room = resident_room[S, finish](
-            t.lanes,
-            t.vectors,
-            t.blocks,
-            width,
-            has_clusters(),
-            gpu.shared_memory_per_multiprocessor,
-        ) if t.up_to == HAS_ROOM else t.up_to
+        comptime room = resident_room[S, finish](t, width)
         if rows.n <= t.most_blocks() * room:
-            resident_strided[
-                finish,
-                t.lanes,
-                t.vectors,
-                t.blocks,
-                # One alone would be divided otherwise (`quotient`).
-                t.width(width, dealt, fewest=1 if finish.is_gradient() else 2),
-                dealt,
-                t.slotted,
-                t.together != 1,
-            ](y, x, other, rows, queue, t.cluster_blocks(rows.n, room))
+            # One alone would be divided otherwise (`quotient`).
+            comptime fewest = 1 if finish.is_gradient() else 2
+            resident_strided[finish, t, t.width(width, dealt, fewest), dealt](
+                y, x, other, rows, queue, room
+            )
             return
-    comptime if finish.is_gradient():
-        # 0.57 / 0.52 (20000 positions)
-        streaming_strided_backward[
-            finish == Finish.GRADIENT_OF_LOGARITHMS, 8, width, dealt
-        ](
-            rebind[MemoryTarget[S.elements]](y),
-            rebind[MemorySource[S.elements]](x),
-            MemorySource(other),
-            rows,
-            queue,
-        )
-    else:
-        # 0.53 (50257 positions)
-        streaming_strided[finish, 8 if width > 1 else 32, width, dealt](
-            y, x, rows, queue
-        )
+    # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
+    streaming_strided[finish, 8 if width > 1 else 32, width, dealt](
+        y, x, other, rows, queue
+    )

@@ -1,6 +1,5 @@
 """What label smoothing needs of a row beside its pair, in the same read: how far its elements are below the maximum."""
 
-from std.sys import size_of
 from std.utils.numerics import inf, neg_inf
 from max.gpu import WARP_SIZE
 
@@ -9,7 +8,7 @@ from .hardware.cluster import Pair
 from .hardware.team import team_reduce, total
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
-from .partition.granules import Granule, turned
+from .partition.granules import turned
 from .resident import write_pair
 from .streaming_operations import Exponentials, LANES, Sums
 from .tuning import Tuned
@@ -35,16 +34,11 @@ struct Distance(TrivialRegisterPassable):
 
 struct Distances[of: DType](Sums):
     """The pair of a row, and the sum of what its elements are below the maximum.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime Exponents = Exponentials[Self.of, True]
     comptime dtype = Self.of
-    comptime inputs = 1
     comptime tuned = Tuned.distances()
-    comptime exact = Self.Exponents.exact
     comptime width = Self.Exponents.width
     comptime Whole = Distance
 
@@ -66,22 +60,13 @@ struct Distances[of: DType](Sums):
 
     @staticmethod
     @inline(.always)
-    def filler() -> Scalar[Self.dtype]:
-        return Self.Exponents.filler()
-
-    @staticmethod
-    @inline(.always)
     def nothing() -> Distance:
         return Distance(Self.Exponents.nothing(), 0, 0)
 
     @inline(.always)
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         comptime F = DType.float32
         comptime nothing = neg_inf[F]()
         self.exponentials.add(x, other)
@@ -159,9 +144,6 @@ struct Distances[of: DType](Sums):
 @inline(.always)
 def sum_below[accum: DType, //](of_row: Source[accum], n: Int) -> Scalar[accum]:
     """Returns the sum of m - x over a row.
-
-    Parameters:
-        accum: Dtype of the numbers.
 
     Args:
         of_row: What `Distances` wrote of it.

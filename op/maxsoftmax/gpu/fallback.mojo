@@ -25,7 +25,7 @@ from ..io.target import RowTarget
 from ..math.online import MaxSum, Sum, accumulator
 from ..queue import Queue
 from ..io.memory import MemorySource
-from ..io.rows import Rows, Source, nowhere
+from ..io.rows import Positions, Rows, Source, nowhere
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
 
@@ -49,11 +49,7 @@ def fallback_kernel[
 ):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block, a power of two.
+    - `block_size`: Threads a block, a power of two.
 
     Args:
         y: Results; of logits in memory maybe the same memory as `x`.
@@ -82,20 +78,17 @@ def fallback_kernel[
         var after = tile % tiles * Int(columns) + thread % Int(columns)
         # Threads beyond the last column only keep the others company at the barriers.
         var taken = after < Int(inner)
-        var source = x.column(
+        var at = Positions(
             before, after if taken else 0, 0, 1, Int(n), Int(inner)
         )
+        var source = x.column(at)
         var end = Int(n) if taken else 0
-        var target = y.column(
-            before, after if taken else 0, 0, 1, Int(n), Int(inner)
-        )
+        var target = y.column(at)
         comptime if finish.is_gradient():
             comptime G = Gradient[
                 finish == Finish.GRADIENT_OF_LOGARITHMS, True, accum
             ]
-            var upstream = rebind[S](MemorySource(other)).column(
-                before, after if taken else 0, 0, 1, Int(n), Int(inner)
-            )
+            var upstream = rebind[S](MemorySource(other)).column(at)
             var dot = Sum[accum, 1]()
             for i in range(start, end, step):
                 dot.add(
@@ -191,9 +184,7 @@ def columns_of_block[dtype: DType](block_size: Int, rows: Rows) -> Int:
     Parameters:
         dtype: Of the logits.
 
-    Args:
-        block_size: Threads a block.
-        rows: Rows along any axis.
+    - `rows`: Rows along any axis.
     """
     return 1 if rows.inner == 1 else min(
         8 if dtype == DType.float64 else 32, block_size
@@ -213,20 +204,7 @@ def fallback[
     queue: Queue,
     other: Source[S.elements] = nowhere[S.elements](),
 ) raises:
-    """Launches `fallback_kernel`, a block for every few neighbouring rows.
-
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block, a power of two.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: Rows along any axis.
-        queue: Where kernels are launched.
-        other: The gradients of results, if their logits' gradient is wanted.
+    """Launches `fallback_kernel`, whose parameters and arguments these are, a block for every few neighbouring rows along any axis.
     """
     var width = columns_of_block[S.elements](block_size, rows)
     queue.launch[fallback_kernel[S, T, finish, block_size]](

@@ -1,27 +1,39 @@
-"""The kernels of a GPU, by the names that all kinds of devices have."""
+"""The kernels of a GPU, by the names that all kinds of devices have: which of them takes what. See `kernels.Kernels` for what each
+function takes.
+"""
 
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
-from ..ops.forms import Class, Forms
+from ..ops.formed import FormedSource
+from ..ops.forms import AXIS, Class, Forms
 from ..kernels import Kernels
 from ..io.less_target import LessTarget
 from ..io.logits import Logits
-from ..io.memory import MemorySource
+from ..io.memory import MemorySource, MemoryTarget
 from ..math.loss import LossOptions, Targets
 from ..math.online import accumulator
 from ..queue import Queue
-from ..io.results import Results
-from ..io.rows import Rows, Source, Target
-from .dispatch_backward import backward
-from .dispatch import auto, resident_fits
-from .dispatch_converted import converted
+from ..io.results import IntoMemory, Results
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.sink import WithSink
+from ..io.source import RowSource
+from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .dispatch_computed import fused
-from .dispatch_forms import formed
-from .statistics import logsumexp, max_sum_apart
-from .softmax import softmax as from_memory
+from .dispatch import auto, resident_fits
+from .dispatch_computed import computed
+from .dispatch_strided import strided
+from .fallback import fallback
+from .ladder import rung
+from .statistics import of_pairs
+from .streaming import streaming
+from .streaming_computed import streaming_computed
+from .streaming_operations import Products
+
+
+comptime Into[dtype: DType] = Results[IntoMemory, dtype, 3, 1, False]
+"""Memory of another dtype than that of the logits."""
 
 
 struct Gpu(Kernels):
@@ -35,10 +47,17 @@ struct Gpu(Kernels):
         unroll: Int,
         contiguous: Bool,
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-        """Writes softmax, by an algorithm."""
-        from_memory[algorithm, dtype, block_size, unroll, contiguous](
-            y, x, rows, queue
-        )
+        """Writes softmax, by "auto" or a kernel of the ladder, which along another axis than the last is the fallback.
+        """
+        comptime assert block_size.is_power_of_two() and block_size <= 1024
+        comptime if algorithm == "auto":
+            auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, queue)
+        elif not contiguous:
+            fallback[Finish.PROBABILITIES, block_size](
+                MemoryTarget(y), MemorySource(x), rows, queue
+            )
+        else:
+            rung[algorithm, dtype, block_size, unroll](y, x, rows, queue)
 
     @staticmethod
     def auto[
@@ -59,7 +78,25 @@ struct Gpu(Kernels):
     ) raises:
         """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
         """
-        converted[finish, contiguous](y, x, rows, scale, queue)
+        var target = Into[out_dtype](
+            IntoMemory(), y, {rows.outer, rows.n, rows.inner}, scale
+        )
+        comptime if not contiguous:
+            # Those that read memory keep logits as they are, and are as accurate; here they are widened.
+            strided[finish](
+                target,
+                FormedSource[dtype, contiguous=False, forms_are=Class.ANY](
+                    x, Forms[dtype].of_nothing(rows)
+                ),
+                rows,
+                queue,
+            )
+        else:
+            var source = MemorySource(x)
+            comptime if dtype != DType.float64:
+                if resident_fits[finish](target, source, rows, queue):
+                    return
+            streaming_computed[finish](target, source, rows, queue)
 
     @staticmethod
     def max_sum_apart[
@@ -71,14 +108,14 @@ struct Gpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes all m, and then all d."""
-        max_sum_apart[contiguous=contiguous](result, x, rows, queue)
+        of_pairs[contiguous, apart=True](result, x, rows, queue)
 
     @staticmethod
     def logsumexp[
         dtype: DType, contiguous: Bool
     ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
         """Writes ln Σ exp x."""
-        logsumexp[contiguous=contiguous](y, x, rows, queue)
+        of_pairs[contiguous, apart=False](y, x, rows, queue)
 
     @staticmethod
     def backward[
@@ -90,8 +127,45 @@ struct Gpu(Kernels):
         rows: Rows,
         queue: Queue,
     ) raises:
-        """Writes the gradient of logits."""
-        backward[dtype, log, contiguous](dx, y, dy, rows, queue)
+        """Writes the gradient of logits, not in the memory of `y` or `dy`: one of them may be moved there.
+        """
+        comptime finish = Finish.GRADIENT_OF_LOGARITHMS if log else Finish.GRADIENT
+
+        @inline(.always)
+        def compute[
+            contiguous: Bool
+        ](y: Source[dtype], dy: Source[dtype]) raises {imm}:
+            var to, of_y = MemoryTarget(dx), MemorySource(y)
+            comptime if not contiguous:
+                strided[finish](to, of_y, rows, queue, dy)
+            else:
+                comptime if dtype != DType.float64:
+                    if not resident_fits[finish](to, of_y, rows, queue, dy):
+                        streaming[Products[dtype, log], finish](
+                            dx, y, dy, rows, queue
+                        )
+
+        comptime if not contiguous:
+            compute[False](y, dy)
+        else:
+            # What is read by the vector begins alike: where it does not, what the results will take the place of is moved first.
+            var size = rows.count() * rows.n
+            if dtype == DType.float64:
+                fallback[finish](
+                    MemoryTarget(dx), MemorySource(y), rows, queue, dy
+                )
+            elif (Int(y) - Int(dy)) % VECTOR_BYTES == 0:
+                compute[True](y, dy)
+            elif (Int(y) - Int(dx)) % VECTOR_BYTES == 0:
+                copy(dx, dy, size, queue)
+                compute[True](y, dx)
+            elif (Int(dy) - Int(dx)) % VECTOR_BYTES == 0:
+                copy(dx, y, size, queue)
+                compute[True](dx, dy)
+            else:
+                fallback[finish](
+                    MemoryTarget(dx), MemorySource(y), rows, queue, dy
+                )
 
     @staticmethod
     def losses[
@@ -180,7 +254,43 @@ struct Gpu(Kernels):
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
-        formed[contiguous, known](y, x, forms, out_scale, queue)
+        comptime finish = Finish.PROBABILITIES
+        var rows = Rows.of[AXIS](forms.shape)
+        var target = Into[out_dtype](
+            IntoMemory(), y, {rows.outer, rows.n, rows.inner}, out_scale
+        )
+        comptime Formed[are: Class] = FormedSource[
+            dtype, contiguous=contiguous, forms_are=are
+        ]
+        comptime if not contiguous:
+            strided[finish](target, Formed[Class.ANY](x, forms), rows, queue)
+        else:
+            var are = forms.are()
+            comptime if dtype != DType.float64:
+                comptime for scaled in [Class.SCALED, Class.CUT]:
+                    comptime if known.may_be(scaled):
+                        if are == scaled:
+                            if resident_fits[finish](
+                                target,
+                                Formed[scaled](x, forms.scaled()),
+                                rows,
+                                queue,
+                            ):
+                                return
+                comptime if known.may_be(Class.MASKED):
+                    if are == Class.MASKED:
+                        var source = Formed[Class.MASKED](x, forms)
+                        comptime if dtype == DType.float32:
+                            if resident_fits[finish](
+                                target, source, rows, queue
+                            ):
+                                return
+                        else:
+                            computed[finish](target, source, rows, queue)
+                            return
+            streaming_computed[finish](
+                target, Formed[Class.ANY](x, forms), rows, queue
+            )
 
     @staticmethod
     def fused[
@@ -204,4 +314,18 @@ struct Gpu(Kernels):
     ) raises:
         """Writes softmax of logits that are computed as they are read, or its logarithm.
         """
-        fused[has_sink, finish](y, x, sink, queue)
+
+        @inline(.always)
+        def by[S: RowSource](source: S) raises {imm}:
+            comptime if axis != rank - 1:
+                strided[finish](y, source, x.rows(), queue)
+            elif in_dtype == DType.float64:
+                # Not worth kernels of its own.
+                streaming_computed[finish](y, source, x.rows(), queue)
+            else:
+                computed[finish](y, source, x.rows(), queue)
+
+        comptime if has_sink:
+            by(WithSink(x, sink))
+        else:
+            by(x)

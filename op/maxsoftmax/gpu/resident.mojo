@@ -35,6 +35,7 @@ from .partition.handover import Handover
 from .partition.row import LINE_BYTES, Part, again, anew, product
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
+from .tuning import Team
 
 
 def kept_dtype[elements: DType]() -> DType:
@@ -44,21 +45,11 @@ def kept_dtype[elements: DType]() -> DType:
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(block_size)),
-    `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(t.block_size)),
+    `nvvm.minctasm`=SIMDLength(t.blocks),
 )
 def resident_kernel[
-    S: RowSource,
-    T: RowTarget,
-    finish: Finish,
-    block_size: Int,
-    team: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
-    slotted: Bool,
-    clustered: Bool,
-    width: Int,
-    edged: Bool,
+    S: RowSource, T: RowTarget, finish: Finish, t: Team, width: Int, edged: Bool
 ](
     y: T,
     x: S,
@@ -70,29 +61,21 @@ def resident_kernel[
 ):
     """Writes the softmax of `rows` rows of `n` elements along the last axis, or what else `finish` says.
 
-    Parameters:
-        S: Where logits come from: of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block.
-        team: Threads of a block that share a row: less than a warp, a warp, or the whole block.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
-        slotted: Whether there are slots in shared memory for more.
-        clustered: Whether the blocks of a cluster share a row.
-        width: Elements a vector; of computed logits `n` is a multiple of it.
-        edged: Whether rows in memory may begin or end between two vectors.
-
-    Args:
-        y: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results, aligned as `x` is; else not looked at.
-        rows: How many.
-        n: Length of each.
-        share: Vectors of a row that a block takes.
-        zero: As for `anew`.
+    - `S`: Where logits come from: of 4 bytes or 2.
+    - `t`: How a row is held.
+    - `width`: Elements a vector; of computed logits `n` is a multiple of it.
+    - `edged`: Whether rows in memory may begin or end between two vectors.
+    - `y`: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
+    - `x`: Logits, or results whose logits' gradient is wanted.
+    - `other`: The gradients of results, aligned as `x` is; else not looked at.
+    - `share`: Vectors of a row that a block takes.
+    - `zero`: As for `anew`.
     """
     comptime F = DType.float32
+    comptime team = t.team
+    comptime vectors = t.vectors
+    comptime slotted = t.is_slotted()
+    comptime clustered = t.is_cluster()
     comptime P = Part[S, T, team, width, edged]
     comptime Vector = SIMD[F, width]
     comptime stored = T.Line.stored
@@ -117,7 +100,7 @@ def resident_kernel[
     comptime skips = not in_memory
     # What sums are counted in is that of the scale.
     comptime in_scale = quick and (merged or not exponentials)
-    comptime teams = block_size // team
+    comptime teams = t.block_size // team
     comptime warps = max(1, team // WARP_SIZE)
     # With slots, one more vector in registers: of the last round, which not all threads have.
     comptime held = vectors + 1 if slotted else vectors
@@ -131,7 +114,7 @@ def resident_kernel[
     var sums = unsafe_stack_allocation[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
-    var handover = Handover[S, T, team, width, edged, block_size]()
+    var handover = Handover[S, T, team, width, edged, t.block_size]()
     var uneven = P.uneven(x, Int(n))
     var slots = Kept()
     var thread = Int(thread_idx.x)
@@ -360,15 +343,8 @@ def resident_kernel[
             write_pair[exact](y.pairs[F](), row, pair)
     comptime if finish == Finish.PAIR:
         return
-    var factor = pair.reciprocal[lowered]()
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
     var shared = G(pair.d)
-    if x.is_masked():
-        if pair.m == nothing:
-            # All exponentials are as good as 0, and nothing is left of them.
-            factor = 0
-            pair.m = 0
+    var factor = end[finish, exact, lowered](pair, x.is_masked())
 
     @inline(.always)
     def finished[
@@ -454,13 +430,10 @@ def write_pair[
     """Writes the pairs of `width` rows.
 
     Parameters:
-        width: How many.
         exact: Of the scale that the sums are in.
 
-    Args:
-        y: Where those of row 0 are.
-        row: The first of the rows.
-        pair: What to write.
+    - `y`: Where those of row 0 are.
+    - `row`: The first of the rows.
     """
     var to = y.unsafe_offset(2 * row)
     var d = pair.relative[exact]()
@@ -474,11 +447,7 @@ def resident[
     T: RowTarget,
     //,
     finish: Finish,
-    block_size: Int,
-    team: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
-    slotted: Bool = False,
+    t: Team,
     width: Int = VECTOR_BYTES // size_of[S.elements](),
     edged: Bool = True,
 ](
@@ -487,116 +456,34 @@ def resident[
     rows: Rows,
     queue: Queue,
     other: Source[S.elements] = nowhere[S.elements](),
+    blocks: Int = 1,
 ) raises:
-    """Launches `resident_kernel` with a team for each row, within a block.
+    """Launches `resident_kernel`, whose parameters and arguments these are, with a team or a cluster for each row along the last axis.
+    With or without `edged`, results of rows that need none are the same.
 
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block.
-        team: Threads that share a row.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold.
-        slotted: Whether a row may be longer than `team * vectors` vectors.
-        width: Elements a vector: as many as have 16 bytes, or 1.
-        edged: Whether rows may begin or end between two vectors: with or without it results are the same.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: Rows along the last axis.
-        queue: Where kernels are launched.
-        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
+    - `rows`: Rows along the last axis, for which there is room.
+    - `blocks`: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
     """
-    queue.launch[
-        resident_kernel[
-            S,
-            T,
-            finish,
-            block_size,
-            team,
-            vectors,
-            min_blocks_per_sm,
-            slotted,
-            False,
-            width,
-            edged,
-        ]
-    ](
-        y,
-        x,
-        other,
-        Int64(rows.count()),
-        Int64(rows.n),
-        Int64(rows.n),
-        UInt32(0),
-        grid_dim=ceildiv(rows.count(), block_size // team),
-        block_dim=block_size,
-        shared_mem_bytes=finish.inputs()
-        * _slot_bytes[S](
-            rows.n // width, team, vectors, width
-        ) if slotted else 0,
-        attributes=pdl_attributes(),
-    )
-
-
-def resident_cluster[
-    S: RowSource,
-    T: RowTarget,
-    //,
-    finish: Finish,
-    block_size: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
-    slotted: Bool = True,
-    width: Int = VECTOR_BYTES // size_of[S.elements](),
-](
-    y: T,
-    x: S,
-    rows: Rows,
-    blocks: Int,
-    queue: Queue,
-    other: Source[S.elements] = nowhere[S.elements](),
-) raises:
-    """Launches `resident_kernel` with a cluster for each row.
-
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        block_size: Threads a block.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold.
-        slotted: Whether a block's share may be longer than `block_size * vectors` vectors.
-        width: Elements a vector.
-
-    Args:
-        y: Results.
-        x: Logits.
-        rows: Rows along the last axis.
-        blocks: Blocks that share a row, at most `PORTABLE_BLOCKS`.
-        queue: Where kernels are launched.
-        other: The gradients of results, aligned as `x` is, if their logits' gradient is wanted.
-    """
-    # A line's length or a multiple, so that neighbours write to one in common at most.
-    comptime in_line = LINE_BYTES // VECTOR_BYTES
-    var share = ceildiv(rows.n, in_line * width * blocks) * in_line
-    queue.launch[
-        resident_kernel[
-            S,
-            T,
-            finish,
-            block_size,
-            block_size,
-            vectors,
-            min_blocks_per_sm,
-            slotted,
-            True,
-            width,
-            True,
-        ]
-    ](
+    var share = rows.n
+    var in_slots = rows.n // width
+    var cluster: Optional[Dim] = None
+    comptime if t.is_cluster():
+        # A line's length or a multiple, so that neighbours write to one in common at most.
+        comptime in_line = LINE_BYTES // VECTOR_BYTES
+        share = ceildiv(rows.n, in_line * width * blocks) * in_line
+        in_slots = share
+        cluster = Dim(blocks, 1, 1)
+    var bytes = 0
+    comptime if t.is_slotted():
+        # What of the vectors exceeds the registers of a team.
+        bytes = (
+            finish.inputs()
+            * max(0, in_slots // t.team - t.vectors)
+            * t.team
+            * width
+            * size_of[kept_dtype[S.elements]()]()
+        )
+    queue.launch[resident_kernel[S, T, finish, t.kernel(), width, edged]](
         y,
         x,
         other,
@@ -604,26 +491,43 @@ def resident_cluster[
         Int64(rows.n),
         Int64(share),
         UInt32(0),
-        grid_dim=rows.count() * blocks,
-        block_dim=block_size,
-        shared_mem_bytes=finish.inputs()
-        * _slot_bytes[S](share, block_size, vectors, width),
-        cluster_dim=Dim(blocks, 1, 1),
+        grid_dim=ceildiv(rows.count(), t.block_size // t.team) * blocks,
+        block_dim=t.block_size,
+        shared_mem_bytes=bytes,
+        cluster_dim=cluster,
         attributes=pdl_attributes(),
     )
 
 
-def _slot_bytes[
-    S: RowSource
-](share: Int, team: Int, vectors: Int, width: Int) -> Int:
-    """Returns the shared memory for what of `share` vectors exceeds the registers of a team.
+@inline(.always)
+def end[
+    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
+](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
+    """Returns what exponentials of rows are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
+    logits less their maxima for logarithms, ln d.
+
+    Parameters:
+        width: How many rows.
+        finish: Which of them.
+        exact: Of the scale that d is in.
+        lowered: Whether the exponentials are in the lowered unit.
+
+    Args:
+        pair: The pairs of whole rows. Where one is masked and there is nothing but -inf, its maximum becomes 0.
+        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
     """
-    return (
-        max(0, share // team - vectors)
-        * team
-        * width
-        * size_of[kept_dtype[S.elements]()]()
-    )
+    comptime Vector = SIMD[DType.float32, width]
+    var factor: Vector
+    comptime if finish == Finish.LOGARITHMS:
+        factor = logarithm(pair.relative[exact]())
+    else:
+        factor = pair.reciprocal[lowered]()
+    if masked:
+        # All exponentials are as good as 0, and nothing is left of them.
+        var nothing = pair.m.eq(neg_inf[DType.float32]())
+        factor = nothing.select(Vector(0), factor)
+        pair.m = nothing.select(Vector(0), pair.m)
+    return factor
 
 
 @inline(.always)

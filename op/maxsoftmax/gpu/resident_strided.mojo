@@ -11,7 +11,7 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
-from max.gpu.host import Dim
+from max.gpu.host import DeviceContext, Dim
 from max.gpu.sync import barrier
 
 from ..math.exponential import Scale
@@ -23,10 +23,9 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
-from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair
+from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
 from .partition.deal import COLUMN_THREADS
 from .partition.strided import (
-    end,
     is_exact,
     Scratch,
     scratch_bytes,
@@ -36,8 +35,9 @@ from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import add, kept_dtype
+from .resident import add, end, kept_dtype
 from .hardware.warp_reduction import lanes_reduce
+from .tuning import HAS_ROOM, Strip
 
 comptime GROUP = 4
 """Vectors in registers whose exponentials are summed before they are added to the others."""
@@ -45,17 +45,13 @@ comptime GROUP = 4
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(min_blocks_per_sm),
+    `nvvm.minctasm`=SIMDLength(t.blocks),
 )
 def resident_strided_kernel[
     S: RowSource,
     T: RowTarget,
     finish: Finish,
-    lanes: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
-    slotted: Bool,
-    clustered: Bool,
+    t: Strip,
     width: Int,
     dealt: Bool,
 ](
@@ -70,18 +66,10 @@ def resident_strided_kernel[
 ):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor.
 
-    Parameters:
-        S: Where logits come from, of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
-        lanes: Vectors of columns that a block takes, a power of two; up to 32 if clustered.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold, which bounds the registers.
-        slotted: Whether there are slots in shared memory for more; otherwise the block's share is no more than the registers
-            hold.
-        clustered: Whether the blocks of a cluster share the positions.
-        width: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
-        dealt: As of `StridedPart`, of logits in memory.
+    - `S`: Where logits come from, of 4 bytes or 2.
+    - `t`: How columns are held, at most 32 vectors of them by a cluster.
+    - `width`: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
+    - `dealt`: As of `StridedPart`, of logits in memory.
 
     Args:
         y: Results; may be the same memory as `x`.
@@ -93,6 +81,10 @@ def resident_strided_kernel[
         share: Positions that a block takes.
         zero: As for `anew`.
     """
+    comptime lanes = t.lanes
+    comptime vectors = t.vectors
+    comptime slotted = t.slotted
+    comptime clustered = t.is_cluster()
     comptime gradient = finish.is_gradient()
     comptime log = finish == Finish.GRADIENT_OF_LOGARITHMS
     comptime inputs = finish.inputs()
@@ -118,7 +110,7 @@ def resident_strided_kernel[
     # What changes neither a sum nor a maximum.
     comptime filler = Raw(0) if gradient else Raw(neg_inf[loaded]())
     # A cluster exchanges pairs of numbers: of one column, or the sums of two.
-    comptime exchanged = max(1, lanes * width // 2) if gradient else (
+    comptime numbers = max(1, lanes * width // 2) if gradient else (
         lanes * width
     )
     comptime G = Gradient[log, exact, F, width]
@@ -127,15 +119,15 @@ def resident_strided_kernel[
     comptime if not gradient:
         sums = Scratch[lanes, width, dealt]()
     var thread = Int(thread_idx.x)
-    var cluster = Cluster[clustered, exchanged]()
+    var cluster = Cluster[clustered, numbers]()
     var part = StridedPart[lanes, width, S.in_memory, dealt](
         UInt32(cluster.index),
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
+        columns,
+        inner,
+        n,
         thread,
-        cluster.rank,
-        Int(share),
+        UInt32(cluster.rank),
+        share,
     )
     var source = part.source(x)
     var upstream = source
@@ -192,11 +184,10 @@ def resident_strided_kernel[
     comptime for i in range(0, held, GROUP):
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, held)):
-            comptime if finish == Finish.GRADIENT and exact:
-                # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
-                terms = raw[j].cast[F]().fma(others[j].cast[F](), terms)
-            elif gradient:
-                terms += G.term(raw[j].cast[F](), others[j].cast[F]())
+            comptime if gradient:
+                terms = G.plus_term(
+                    terms, raw[j].cast[F](), others[j].cast[F]()
+                )
             else:
                 comptime if loaded != F:
                     raw[j] = again(raw[j])
@@ -227,22 +218,7 @@ def resident_strided_kernel[
     var pair: Pair[width]
     comptime if clustered:
         _ = sums.gather[False](thread, sum.value)
-        comptime if gradient:
-            pair = Pair(
-                m,
-                sum_columns(
-                    rebind[Cluster[True, lanes * width // 2]](cluster),
-                    sums,
-                    thread,
-                ),
-            )
-        else:
-            pair = merge_columns[exact](
-                rebind[Cluster[True, lanes * width]](cluster),
-                maxima,
-                sums,
-                thread,
-            )
+        pair = exchanged[exact, not gradient](cluster, maxima, sums, thread)
     else:
         pair = Pair(m, sums.reduce[False](thread, sum.value))
     comptime if S.has_sink:
@@ -338,69 +314,34 @@ def resident_strided[
     T: RowTarget,
     //,
     finish: Finish,
-    lanes: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
+    t: Strip,
     width: Int,
     dealt: Bool,
-    slotted: Bool = False,
-    clustered: Bool = False,
 ](
-    y: T,
-    x: S,
-    other: Source[S.elements],
-    rows: Rows,
-    queue: Queue,
-    blocks: Int = 1,
+    y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue, room: Int
 ) raises:
-    """Launches `resident_strided_kernel` with a block, or a cluster, for every `lanes` vectors of columns.
+    """Launches `resident_strided_kernel`, whose parameters and arguments these are, with a block or a cluster for every `t.lanes` vectors of
+    columns.
 
-    Parameters:
-        S: Where logits come from.
-        T: Where results go.
-        finish: What of each row is written.
-        lanes: Vectors of columns that a block or a cluster takes.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold.
-        width: Columns a vector, as for the kernel.
-        dealt: Whether they are dealt.
-        slotted: Whether there may be more positions than registers for them.
-        clustered: Whether the blocks of a cluster share the positions.
-
-    Args:
-        y: Results.
-        x: Logits, or results whose logits' gradient is wanted.
-        other: The gradients of results; else not looked at.
-        rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
-            of it.
-        queue: Where kernels are launched.
-        blocks: Blocks a cluster, at most `PORTABLE_BLOCKS`; 1 if there is none.
+    - `rows`: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
+      of it.
+    - `room`: Positions that a block has room for.
     """
-    comptime deep = COLUMN_THREADS // lanes
+    comptime deep = COLUMN_THREADS // t.lanes
+    var blocks = t.cluster_blocks(rows.n, room)
     var share = ceildiv(rows.n, blocks)
     var bytes = 0
-    comptime if slotted:
+    comptime if t.slotted:
         # The last round of copied ones is always in registers.
         var rounds = share // deep if S.in_memory else ceildiv(share, deep)
         bytes = (
-            max(0, rounds - vectors) * _slot_bytes[S](width) * finish.inputs()
+            max(0, rounds - t.vectors) * _slot_bytes[S](width) * finish.inputs()
         )
-    var together: Optional[Dim] = None
-    comptime if clustered:
-        together = Dim(blocks, 1, 1)
+    var cluster: Optional[Dim] = None
+    comptime if t.is_cluster():
+        cluster = Dim(blocks, 1, 1)
     queue.launch[
-        resident_strided_kernel[
-            S,
-            T,
-            finish,
-            lanes,
-            vectors,
-            min_blocks_per_sm,
-            slotted,
-            clustered,
-            width,
-            dealt,
-        ]
+        resident_strided_kernel[S, T, finish, t.kernel(), width, dealt]
     ](
         y,
         x,
@@ -410,47 +351,35 @@ def resident_strided[
         Int64(rows.n),
         Int64(share),
         UInt32(0),
-        grid_dim=ceildiv(rows.count(), lanes * width) * blocks,
+        grid_dim=ceildiv(rows.count(), t.lanes * width) * blocks,
         block_dim=COLUMN_THREADS,
         shared_mem_bytes=bytes,
-        cluster_dim=together,
+        cluster_dim=cluster,
         attributes=pdl_attributes(),
     )
 
 
-def resident_room[
-    S: RowSource, finish: Finish
-](
-    lanes: Int,
-    vectors: Int,
-    min_blocks_per_sm: Int,
-    width: Int,
-    clustered: Bool,
-    shared: Int,
-) -> Int:
-    """Returns how many positions fit in a block with slots, for use at compile time.
-
-    Parameters:
-        S: Where logits come from.
-        finish: What of each row is written.
+def resident_room[S: RowSource, finish: Finish](t: Strip, width: Int) -> Int:
+    """Returns how many positions fit in a block, for use at compile time.
 
     Args:
-        lanes: Vectors of columns that it takes.
-        vectors: Vectors that a thread holds in registers.
-        min_blocks_per_sm: Blocks a multiprocessor is to hold.
+        t: How columns are held.
         width: Columns a vector.
-        clustered: Whether it is one of a cluster.
-        shared: Bytes of shared memory of a multiprocessor.
     """
+    if t.up_to != HAS_ROOM:
+        return t.up_to
+    comptime gpu = DeviceContext.default_device_info
     # Maxima and sums, or sums.
     var kinds = 3 - finish.inputs()
-    var static = kinds * scratch_bytes(lanes, width)
-    if clustered:
-        static += kinds * PORTABLE_BLOCKS * lanes * width * 4
+    var static = kinds * scratch_bytes(t.lanes, width)
+    if has_clusters():
+        static += kinds * PORTABLE_BLOCKS * t.lanes * width * 4
     # The driver keeps 1 KiB of each block's, and alignment takes its part.
-    var left = max(0, shared // min_blocks_per_sm - static - 1280)
-    var rounds = vectors + left // (finish.inputs() * _slot_bytes[S](width))
-    var deep = COLUMN_THREADS // lanes
+    var left = max(
+        0, gpu.shared_memory_per_multiprocessor // t.blocks - static - 1280
+    )
+    var rounds = t.vectors + left // (finish.inputs() * _slot_bytes[S](width))
+    var deep = COLUMN_THREADS // t.lanes
     # The last round of copied ones is always in registers.
     return (rounds + 1) * deep - 1 if S.in_memory else rounds * deep
 
@@ -461,124 +390,87 @@ def _slot_bytes[S: RowSource](width: Int) -> Int:
 
 
 @inline(.always)
-def merge_columns[
-    lanes: Int, width: Int, dealt: Bool, //, exact: Bool
+def exchanged[
+    real: Bool,
+    numbers: Int,
+    lanes: Int,
+    width: Int,
+    dealt: Bool,
+    //,
+    exact: Bool,
+    of_pairs: Bool,
 ](
-    cluster: Cluster[True, lanes * width],
+    cluster: Cluster[real, numbers],
     maxima: Scratch[lanes, width, dealt],
     sums: Scratch[lanes, width, dealt],
     thread: Int,
 ) -> Pair[width]:
-    """Returns the pairs of whole rows, the same bits for every thread of a lane in all of the cluster.
+    """Returns the pairs of whole rows, or their sums in the place of pairs' sums: the same bits for every thread of a lane in all of the
+    cluster.
 
-    Eight threads have a column: each combines the block's eight sums, sends the pair to another block, and then
+    Eight threads have a column, or two of sums: each combines the block's eight sums, sends two numbers to another block, and then
     combines what eight blocks have sent.
 
     Parameters:
+        real: As of `Cluster`.
+        numbers: Twos of numbers that each block sends to each.
         lanes: Vectors of columns that the cluster takes.
         width: Columns a vector.
-        dealt: As of `Deal`.
         exact: Of the scale that the sums are in.
+        of_pairs: Whether there are maxima.
 
-    Args:
-        cluster: This block's.
-        maxima: With the columns' maxima in its first row.
-        sums: With the sums of each warp.
-        thread: This thread's index in the block.
-
-    Returns:
-        The pairs of all blocks.
+    - `cluster`: This block's.
+    - `maxima`: With the columns' maxima in its first row.
+    - `sums`: With the sums of each warp.
     """
-    comptime columns = lanes * width
-    comptime all = columns * PORTABLE_BLOCKS
+    comptime all = numbers * PORTABLE_BLOCKS
     comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
     var block = thread % PORTABLE_BLOCKS
-    cluster.open(cluster.blocks * cluster.pairs)
+    cluster.open(cluster.blocks * numbers)
     comptime for start in range(0, all, COLUMN_THREADS):
         if start + thread < all:
-            var column = (start + thread) // PORTABLE_BLOCKS
-            var d = sums.column[False](column, thread)
-            if block < cluster.blocks:
-                cluster.send(
-                    block,
-                    2 * (cluster.rank * columns + column),
-                    maxima.first[unsafe_offset=column],
-                    d,
-                )
-    cluster.close()
-    comptime for start in range(0, all, COLUMN_THREADS):
-        if start + thread < all:
-            var column = (start + thread) // PORTABLE_BLOCKS
-            var theirs = Pair[1](neg_inf[DType.float32](), 0)
-            if block < cluster.blocks:
-                var slot = cluster.mailbox.unsafe_offset(
-                    2 * (block * columns + column)
-                )
-                theirs = Pair[1](slot[unsafe_offset=0], slot[unsafe_offset=1])
-            var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
-            var d = lanes_reduce[total, PORTABLE_BLOCKS](
-                theirs.sum_over(Scale[exact](m))
-            )
-            # Nobody else has looked at this column's sums.
-            if block == 0:
-                sums.first[unsafe_offset=column] = m
-            if block == 1:
-                sums.first[unsafe_offset=sums.stride + column] = d
-    barrier()
-    return Pair(sums.take(0, thread), sums.take(1, thread))
-
-
-@inline(.always)
-def sum_columns[
-    lanes: Int, width: Int, dealt: Bool, //
-](
-    cluster: Cluster[True, lanes * width // 2],
-    scratch: Scratch[lanes, width, dealt],
-    thread: Int,
-) -> SIMD[DType.float32, width]:
-    """Returns the sums of whole rows, the same bits for every thread of a lane in all of the cluster.
-
-    Eight threads have two columns: each combines the block's eight sums, sends both to another block, and then
-    combines what eight blocks have sent.
-
-    Parameters:
-        lanes: Vectors of columns that the cluster takes.
-        width: Columns a vector.
-        dealt: As of `Deal`.
-
-    Args:
-        cluster: This block's.
-        scratch: With the sums of each warp.
-        thread: This thread's index in the block.
-
-    Returns:
-        The sums of all blocks.
-    """
-    comptime pairs = lanes * width // 2
-    comptime all = pairs * PORTABLE_BLOCKS
-    comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
-    var block = thread % PORTABLE_BLOCKS
-    cluster.open(cluster.blocks * cluster.pairs)
-    comptime for start in range(0, all, COLUMN_THREADS):
-        if start + thread < all:
-            var pair = (start + thread) // PORTABLE_BLOCKS
-            var a = scratch.column[False](2 * pair, thread)
-            var b = scratch.column[False](2 * pair + 1, thread)
-            if block < cluster.blocks:
-                cluster.send(block, 2 * (cluster.rank * pairs + pair), a, b)
-    cluster.close()
-    comptime for start in range(0, all, COLUMN_THREADS):
-        if start + thread < all:
-            var pair = (start + thread) // PORTABLE_BLOCKS
-            comptime for j in range(2):
-                var theirs = Float32(0)
+            var i = (start + thread) // PORTABLE_BLOCKS
+            var at = 2 * (cluster.rank * numbers + i)
+            comptime if of_pairs:
+                var d = sums.column[False](i, thread)
                 if block < cluster.blocks:
-                    theirs = cluster.mailbox[
-                        unsafe_offset=2 * (block * pairs + pair) + j
-                    ]
-                var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
-                # The thread that has read the first row writes to it.
+                    cluster.send(block, at, maxima.first[unsafe_offset=i], d)
+            else:
+                var a = sums.column[False](2 * i, thread)
+                var b = sums.column[False](2 * i + 1, thread)
+                if block < cluster.blocks:
+                    cluster.send(block, at, a, b)
+    cluster.close()
+    comptime for start in range(0, all, COLUMN_THREADS):
+        if start + thread < all:
+            var i = (start + thread) // PORTABLE_BLOCKS
+            var slot = cluster.mailbox.unsafe_offset(2 * (block * numbers + i))
+            comptime if of_pairs:
+                var theirs = Pair[1](neg_inf[DType.float32](), 0)
+                if block < cluster.blocks:
+                    theirs = Pair[1](
+                        slot[unsafe_offset=0], slot[unsafe_offset=1]
+                    )
+                var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
+                var d = lanes_reduce[total, PORTABLE_BLOCKS](
+                    theirs.sum_over(Scale[exact](m))
+                )
+                # Nobody else has looked at this column's sums.
                 if block == 0:
-                    scratch.first[unsafe_offset=2 * pair + j] = sum
+                    sums.first[unsafe_offset=i] = m
+                if block == 1:
+                    sums.first[unsafe_offset=sums.stride + i] = d
+            else:
+                comptime for j in range(2):
+                    var theirs = Float32(0)
+                    if block < cluster.blocks:
+                        theirs = slot[unsafe_offset=j]
+                    var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
+                    # The thread that has read the first row writes to it.
+                    if block == 0:
+                        sums.first[unsafe_offset=2 * i + j] = sum
     barrier()
-    return scratch.take(0, thread)
+    comptime if of_pairs:
+        return Pair(sums.take(0, thread), sums.take(1, thread))
+    else:
+        return Pair[width](0, sums.take(0, thread))

@@ -15,25 +15,10 @@ comptime BLOCK_SIZE = 256
 """Threads a block."""
 
 
-def max_sum_apart[
-    dtype: DType, //, contiguous: Bool
-](
-    result: Target[accumulator[dtype]()],
-    x: Source[dtype],
-    rows: Rows,
-    queue: Queue,
-) raises:
-    """Enqueues all m, and then all d.
-
-    Parameters:
-        dtype: Dtype of the logits.
-        contiguous: Whether it is known at compile time that `rows.inner` is 1.
-
-    Args:
-        result: (2, rows).
-        x: Logits.
-        rows: How the memory is divided into rows.
-        queue: Where kernels are launched.
+def of_pairs[
+    dtype: DType, out: DType, //, contiguous: Bool, apart: Bool
+](result: Target[out], x: Source[dtype], rows: Rows, queue: Queue) raises:
+    """Enqueues the pairs of rows, and then `of_pairs_kernel`, whose result this is.
     """
     comptime accum = accumulator[dtype]()
     if rows.count() == 0:
@@ -42,7 +27,7 @@ def max_sum_apart[
     auto[dtype, Finish.PAIR, contiguous](
         pairs.pointer.unsafe_bitcast[Scalar[dtype]](), x, rows, queue
     )
-    queue.launch[split_kernel[accum]](
+    queue.launch[of_pairs_kernel[accum, out, apart]](
         result,
         pairs.pointer,
         Int64(rows.count()),
@@ -53,76 +38,22 @@ def max_sum_apart[
     _ = pairs^
 
 
-def logsumexp[
-    dtype: DType, //, contiguous: Bool
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Enqueues ln Σ exp x of each row.
+def of_pairs_kernel[
+    accum: DType, out: DType, apart: Bool
+](result: Target[out], pairs: Source[accum], rows: Int64):
+    """Writes all m, and then all d, or ln Σ exp x of each row, a thread a row.
 
-    Parameters:
-        dtype: Dtype of both tensors.
-        contiguous: Whether it is known at compile time that `rows.inner` is 1.
-
-    Args:
-        y: (rows,).
-        x: Logits.
-        rows: How the memory is divided into rows.
-        queue: Where kernels are launched.
-    """
-    comptime accum = accumulator[dtype]()
-    if rows.count() == 0:
-        return
-    var pairs = queue.scratch[accum](2 * rows.count())
-    auto[dtype, Finish.PAIR, contiguous](
-        pairs.pointer.unsafe_bitcast[Scalar[dtype]](), x, rows, queue
-    )
-    queue.launch[logarithms_kernel[accum, dtype]](
-        y,
-        pairs.pointer,
-        Int64(rows.count()),
-        grid_dim=ceildiv(rows.count(), BLOCK_SIZE),
-        block_dim=BLOCK_SIZE,
-        attributes=pdl_attributes(),
-    )
-    _ = pairs^
-
-
-def split_kernel[
-    accum: DType
-](result: Target[accum], pairs: Source[accum], rows: Int64):
-    """Writes all m, and then all d, a thread a row.
-
-    Parameters:
-        accum: Dtype of both.
-
-    Args:
-        result: (2, rows).
-        pairs: (rows, 2).
-        rows: How many.
+    - `apart`: Whether all m and all d are written.
+    - `result`: (2, rows), or (rows,).
+    - `pairs`: (rows, 2).
     """
     var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
     pdl_wait()
     if row < Int(rows):
-        result[unsafe_offset=row] = pairs[unsafe_offset=2 * row]
-        result[unsafe_offset=Int(rows) + row] = pairs[unsafe_offset=2 * row + 1]
-
-
-def logarithms_kernel[
-    accum: DType, dtype: DType
-](result: Target[dtype], pairs: Source[accum], rows: Int64):
-    """Writes ln Σ exp x of each row, a thread a row.
-
-    Parameters:
-        accum: Dtype of the pairs.
-        dtype: Dtype of the results.
-
-    Args:
-        result: (rows,).
-        pairs: (rows, 2).
-        rows: How many.
-    """
-    var row = Int(block_idx.x) * Int(block_dim.x) + Int(thread_idx.x)
-    pdl_wait()
-    if row < Int(rows):
-        result[unsafe_offset=row] = log_of_sum(
-            pairs[unsafe_offset=2 * row], pairs[unsafe_offset=2 * row + 1]
-        ).cast[dtype]()
+        var m = pairs[unsafe_offset=2 * row]
+        var d = pairs[unsafe_offset=2 * row + 1]
+        comptime if apart:
+            result[unsafe_offset=row] = m.cast[out]()
+            result[unsafe_offset=Int(rows) + row] = d.cast[out]()
+        else:
+            result[unsafe_offset=row] = log_of_sum(m, d).cast[out]()

@@ -19,6 +19,7 @@ from max.gpu import (
 )
 from max.gpu.sync import barrier
 
+from ..ops.finish import Finish
 from ..queue import Queue
 from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
@@ -327,7 +328,7 @@ def merge_kernel[
     `nvvm.minctasm`=SIMDLength(1024 // S.tuned.block_size),
 )
 def write_kernel[
-    S: Sums, W: Written
+    S: Sums, finish: Finish
 ](
     y: Target[S.dtype],
     x: Source[S.dtype],
@@ -342,7 +343,7 @@ def write_kernel[
 
     Parameters:
         S: What was summed: a pair.
-        W: What is written.
+        finish: What is written of each element.
 
     Args:
         y: Results.
@@ -359,7 +360,7 @@ def write_kernel[
     var thread = Int(thread_idx.x)
     var row, rank = _row_and_rank(blocks)
     pdl_wait()
-    var written = W(
+    var written = Written[finish, S.exact](
         rebind[Pair[]](
             _merged[S](
                 pairs.unsafe_offset(row * Int(units)), Int(units), thread
@@ -403,7 +404,7 @@ def write_kernel[
 
 
 def streaming[
-    S: Sums, W: Written
+    S: Sums, finish: Finish
 ](
     y: Target[S.dtype],
     x: Source[S.dtype],
@@ -415,7 +416,7 @@ def streaming[
 
     Parameters:
         S: What is summed.
-        W: What is written.
+        finish: What is written of each element.
 
     Args:
         y: Results; may be the memory of an input, as each thread has read what it writes to.
@@ -435,7 +436,7 @@ def streaming[
     var blocks = min(
         share, ceildiv(rows.n, width * S.tuned.block_size * S.tuned.unroll)
     )
-    queue.launch[write_kernel[S, W]](
+    queue.launch[write_kernel[S, finish]](
         y,
         x,
         other,

@@ -38,20 +38,14 @@ def streaming_computed_kernel[
 ](y: T, x: S, rows: Int64, n: Int64):
     """Writes the softmax of `rows` rows of `n` along the last axis, or its logarithm, a block for each.
 
-    Parameters:
-        S: What computes the logits.
-        T: What takes the results.
-        finish: What of each row is written: an element for each of its own.
-        block_size: Threads a block, at least a warp.
-        vectors: Vectors that a thread keeps in registers.
-        width: Elements a vector, of which `n` is a multiple.
-        aligned: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
-
-    Args:
-        y: Probabilities, or their logarithms.
-        x: Logits.
-        rows: How many; block b takes row b and every gridDim-th after it.
-        n: Length of each.
+    - `S`: What computes the logits.
+    - `finish`: What of each row is written: an element for each of its own.
+    - `block_size`: Threads a block, at least a warp.
+    - `vectors`: Vectors that a thread keeps in registers.
+    - `width`: Elements a vector, of which `n` is a multiple.
+    - `aligned`: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
+    - `y`: Probabilities, or their logarithms.
+    - `rows`: How many; block b takes row b and every gridDim-th after it.
     """
     comptime accum = accumulator[S.elements]()
     comptime Vector = SIMD[accum, width]
@@ -122,18 +116,7 @@ def streaming_computed_kernel[
 def streaming_computed[
     S: RowSource, T: RowTarget, //, finish: Finish
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Launches `streaming_computed_kernel`.
-
-    Parameters:
-        S: What computes the logits.
-        T: What takes the results.
-        finish: What of each row is written: an element for each of its own.
-
-    Args:
-        y: Probabilities, or their logarithms.
-        x: Logits.
-        rows: Rows along the last axis.
-        queue: Where kernels are launched.
+    """Launches `streaming_computed_kernel`, whose parameters and arguments these are, with rows along the last axis.
     """
 
     @inline(.always)

@@ -6,13 +6,13 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
-from ..io.rows import Target, VECTOR_BYTES
+from ..io.rows import Target
 from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
 from ..math.gradient import Gradient
 from ..math.online import Sum
 from .hardware.cluster import Pair
-from .partition.granules import Granule, turned
+from .partition.granules import Granule, Granules, turned
 from .hardware.team import (
     greater,
     largest_lane,
@@ -36,12 +36,14 @@ trait Sums(TrivialRegisterPassable):
 
     comptime dtype: DType
     """Of the inputs, of 4 bytes or 2."""
-    comptime inputs: Int
+    comptime inputs: Int = 1
     """How many there are: 1 or 2."""
     comptime tuned: Stream
     """How the row is taken."""
-    comptime exact: Bool
+    comptime exact: Bool = size_of[Self.dtype]() > 2
     """Whether results are of more than 16 bits."""
+    comptime Taken[count: Int] = Array[Granule[Self.dtype], count]
+    """Some vectors of an input."""
     comptime Whole: TrivialRegisterPassable
     """What elements sum to, in float32: of pairs `Pair[]`."""
 
@@ -54,9 +56,10 @@ trait Sums(TrivialRegisterPassable):
         ...
 
     @staticmethod
+    @inline(.always)
     def filler() -> Scalar[Self.dtype]:
         """Returns an element that adds nothing."""
-        ...
+        return neg_inf[Self.dtype]()
 
     @staticmethod
     def nothing() -> Self.Whole:
@@ -65,15 +68,8 @@ trait Sums(TrivialRegisterPassable):
 
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         """Adds vectors.
-
-        Parameters:
-            count: How many.
 
         Args:
             x: Of the first input.
@@ -104,11 +100,9 @@ trait Sums(TrivialRegisterPassable):
         Parameters:
             most: Pairs a thread, at most.
 
-        Args:
-            pairs: This thread's.
-            count: How many of them there are.
-            scratch: Memory for as many values a warp as `Whole` has.
-            thread: This thread's index in the block.
+        - `pairs`: This thread's.
+        - `count`: How many of them there are.
+        - `scratch`: Memory for as many values a warp as `Whole` has.
         """
         ...
 
@@ -116,41 +110,8 @@ trait Sums(TrivialRegisterPassable):
     def write(result: Target[DType.float32], row: Int, whole: Self.Whole):
         """Writes what there is one of for a row: of pairs (m, d).
 
-        Args:
-            result: Where that of row 0 goes.
-            row: The row.
-            whole: What it sums to.
-        """
-        ...
-
-
-trait Written(TrivialRegisterPassable):
-    """What becomes of the elements of a row, once it is known what they sum to.
-    """
-
-    def __init__(out self, whole: Pair[]):
-        """That of a row.
-
-        Args:
-            whole: What it sums to.
-        """
-        ...
-
-    def of[
-        width: SIMDLength, //
-    ](
-        self,
-        x: SIMD[DType.float32, width],
-        other: SIMD[DType.float32, width],
-    ) -> SIMD[DType.float32, width]:
-        """Returns results.
-
-        Parameters:
-            width: How many.
-
-        Args:
-            x: Elements of the first input.
-            other: Those of the second, if there is one.
+        - `result`: Where that of row 0 goes.
+        - `whole`: What it sums to.
         """
         ...
 
@@ -158,17 +119,13 @@ trait Written(TrivialRegisterPassable):
 struct Exponentials[of: DType, for_logarithm: Bool](Sums):
     """The maximum of a row, and the sum of its exponentials in the `Scale` of the maximum.
 
-    Parameters:
-        of: Dtype of the logits.
-        for_logarithm: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
-            written that they could hide behind.
+    - `for_logarithm`: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
+      written that they could hide behind.
     """
 
     comptime dtype = Self.of
-    comptime inputs = 1
     comptime tuned = Tuned.exponentials(Self.for_logarithm)
-    comptime exact = size_of[Self.of]() > 2
-    comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime width = Granules[Self.of].width
     comptime S = Scale[Self.exact]
     comptime Whole = Pair[]
 
@@ -187,22 +144,13 @@ struct Exponentials[of: DType, for_logarithm: Bool](Sums):
 
     @staticmethod
     @inline(.always)
-    def filler() -> Scalar[Self.dtype]:
-        return neg_inf[Self.dtype]()
-
-    @staticmethod
-    @inline(.always)
     def nothing() -> Pair[]:
         return Pair(neg_inf[DType.float32](), 0)
 
     @inline(.always)
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         comptime F = DType.float32
         var largest = x[0]
         comptime for j in range(1, count):
@@ -327,8 +275,7 @@ struct Products[of: DType, log: Bool](Sums):
     comptime dtype = Self.of
     comptime inputs = 2
     comptime tuned = Tuned.products()
-    comptime exact = size_of[Self.of]() > 2
-    comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime width = Granules[Self.of].width
     comptime Whole = Pair[]
 
     var sum: Sum[DType.float32, Self.width]
@@ -351,11 +298,7 @@ struct Products[of: DType, log: Bool](Sums):
     @inline(.always)
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         comptime F = DType.float32
         var terms = SIMD[F, Self.width](0)
         comptime for j in range(count):
@@ -395,16 +338,20 @@ struct Products[of: DType, log: Bool](Sums):
         write_pair[Self.exact](result, row, whole)
 
 
-struct Quotients[finish: Finish, exact: Bool](Written):
-    """Softmax, or its logarithm.
+struct Written[finish: Finish, exact: Bool](TrivialRegisterPassable):
+    """What becomes of the elements of a row, once it is known what they sum to.
 
     Parameters:
-        finish: Which of them.
-        exact: Of the scale of the sum.
+        finish: What is written.
+        exact: Of the scale of the sum; of gradients, whether they are to the accuracy of float32.
     """
 
+    comptime G = Gradient[
+        Self.finish == Finish.GRADIENT_OF_LOGARITHMS, Self.exact
+    ]
+
     var m: Float32
-    """The maximum."""
+    """The maximum, or the sum that a gradient takes."""
     var scale: Scale[Self.exact]
     """Of the exponentials."""
     var factor: Float32
@@ -414,9 +361,10 @@ struct Quotients[finish: Finish, exact: Bool](Written):
     def __init__(out self, whole: Pair[]):
         self.m = whole.m
         self.scale = Scale[Self.exact](whole.m)
+        self.factor = 1
         comptime if Self.finish == Finish.LOGARITHMS:
             self.factor = logarithm(whole.relative[Self.exact]())
-        else:
+        elif not Self.finish.is_gradient():
             self.factor = whole.reciprocal()
 
     @inline(.always)
@@ -427,33 +375,11 @@ struct Quotients[finish: Finish, exact: Bool](Written):
         x: SIMD[DType.float32, width],
         other: SIMD[DType.float32, width],
     ) -> SIMD[DType.float32, width]:
-        comptime if Self.finish == Finish.LOGARITHMS:
+        """Returns results of elements of the first input, and of the second, if there is one.
+        """
+        comptime if Self.finish.is_gradient():
+            return Self.G(self.m).of(x, other)
+        elif Self.finish == Finish.LOGARITHMS:
             return (x - self.m) - self.factor
         else:
             return self.scale.exp(x) * self.factor
-
-
-struct Gradients[log: Bool, exact: Bool](Written):
-    """The gradient of logits.
-
-    Parameters:
-        log: Whether results are logarithms of probabilities.
-        exact: Whether to the accuracy of float32.
-    """
-
-    var gradient: Gradient[Self.log, Self.exact]
-    """Of the row."""
-
-    @inline(.always)
-    def __init__(out self, whole: Pair[]):
-        self.gradient = Gradient[Self.log, Self.exact](whole.m)
-
-    @inline(.always)
-    def of[
-        width: SIMDLength, //
-    ](
-        self,
-        x: SIMD[DType.float32, width],
-        other: SIMD[DType.float32, width],
-    ) -> SIMD[DType.float32, width]:
-        return self.gradient.of(x, other)

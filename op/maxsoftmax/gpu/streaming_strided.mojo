@@ -2,10 +2,10 @@
 element, in two launches.
 
 It is `streaming` turned. In the first launch each block takes a unit of the positions of a few vectors of columns, whose length
-follows from that of the row alone, so that it makes no difference to a row's pair how many others there are, and leaves their pairs
-in device memory; in the second it takes a span, merges the pairs of its columns, and writes. That goes through everything backwards, so
-that what was read last, and is still in the last cache, is read first. Logits that are computed as they are read are
-computed twice.
+follows from that of the row alone, so that it makes no difference to what a row sums to how many others there are, and leaves what its
+columns sum to in device memory; in the second it takes a span, merges the units of its columns, and writes. That goes through everything
+backwards, so that what was read last, and is still in the last cache, is read first. Logits that are computed as they are read are
+computed twice. Of a gradient there are two inputs, and a sum that needs no maximum.
 """
 
 from std.math import ceildiv
@@ -20,33 +20,38 @@ from max.gpu import (
 )
 
 from ..math.exponential import Scale
+from ..math.gradient import Gradient
 from ..ops.finish import Finish
 from ..io.memory import MemorySource
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows
+from ..io.rows import Rows, Source
 from .hardware.cluster import Pair
 from .partition.deal import COLUMN_THREADS, Deal
-from .partition.strided import end, is_exact, Scratch, StridedPart
+from .partition.row import again
+from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
-from .resident import add
+from .resident import add, end
 from .tuning import Tuned
 
 comptime UNROLL = Tuned.strip_unroll
-"""Vectors that a thread has under way at a time."""
+"""Vectors of each input that a thread has under way at a time."""
 
 comptime Floats = Pointer[Float32, MutUntrackedOrigin]
-"""Where pairs wait between the launches: first all maxima, then all sums."""
+"""Where numbers wait between the launches."""
 
 
 @fieldwise_init
 struct Units(TrivialRegisterPassable):
-    """A number for each column of each unit: first all of a unit, those of a tile of columns one after the other.
+    """What units sum to: a number for each column of each unit, first all of a unit, those of a tile of columns one after the other. Of
+    pairs there are first all maxima, then all sums.
     """
 
+    var first: Floats
+    """Where the first is."""
     var units: Int
     """How many units there are."""
     var tiles: Int
@@ -55,42 +60,40 @@ struct Units(TrivialRegisterPassable):
     """Columns of a tile."""
 
     @inline(.always)
-    def place(self, unit: Int, tile: Int) -> Int:
+    def at(self, unit: Int, tile: Int) -> Floats:
         """Returns where those of a tile begin."""
-        return (unit * self.tiles + tile) * self.columns
+        return self.first.unsafe_offset(
+            (unit * self.tiles + tile) * self.columns
+        )
 
     @inline(.always)
     def size(self) -> Int:
-        """Returns how many numbers these are."""
-        return self.place(self.units, 0)
+        """Returns how many numbers these are, of pairs how many maxima."""
+        return self.units * self.tiles * self.columns
 
     @inline(.always)
     def part[
         lanes: Int, width: Int, dealt: Bool
     ](self, thread: Int, tile: Int) -> StridedPart[lanes, width, True, dealt]:
-        """Returns what a thread takes of them: units are its positions.
-
-        Parameters:
-            lanes: As of `Deal`.
-            width: As of `Deal`.
-            dealt: As of `Deal`.
-
-        Args:
-            thread: This thread's index in the block.
-            tile: Which columns.
+        """Returns what a thread takes of a tile of them, as of `Deal`: units are its positions.
         """
-        var all = UInt32(self.tiles * self.columns)
-        return {UInt32(tile), all, all, self.units, thread, 0, self.units}
+        var all = Int64(self.tiles * self.columns)
+        var units = Int64(self.units)
+        return {UInt32(tile), all, all, units, thread, 0, units}
 
 
-struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
+struct Running[summed: Finish, exact: Bool, width: Int](
+    TrivialRegisterPassable
+):
     """What a thread has seen of its columns.
 
     Parameters:
+        summed: What is summed: `Finish.PAIR`, or what a gradient needs.
         exact: Of the scale of their exponentials.
         width: How many columns.
     """
 
+    comptime of_gradient = Self.summed.is_gradient()
     comptime S = Scale[Self.exact, Self.width]
     comptime Values = SIMD[DType.float32, Self.width]
 
@@ -99,7 +102,7 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
     var scale: Self.S
     """What the exponentials are in."""
     var d: Sum[DType.float32, Self.width]
-    """Their sums."""
+    """Their sums, or those of a gradient."""
 
     @inline(.always)
     def __init__(out self):
@@ -111,8 +114,25 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
     @inline(.always)
     def add[
         dtype: DType, //
-    ](mut self, raw: Array[SIMD[dtype, Self.width], UNROLL]):
-        """Adds some positions."""
+    ](
+        mut self,
+        raw: Array[SIMD[dtype, Self.width], UNROLL],
+        others: Array[SIMD[dtype, Self.width], UNROLL],
+    ):
+        """Adds some positions, of both inputs of a gradient."""
+        comptime if Self.of_gradient:
+            comptime G = Gradient[
+                Self.summed == Finish.GRADIENT_OF_LOGARITHMS, Self.exact
+            ]
+            var terms = Self.Values(0)
+            comptime for j in range(UNROLL):
+                terms = G.plus_term(
+                    terms,
+                    raw[j].cast[DType.float32](),
+                    others[j].cast[DType.float32](),
+                )
+            add[Self.exact](self.d, terms)
+            return
         var largest = raw[0]
         comptime for j in range(1, UNROLL):
             largest = maximum(largest, raw[j])
@@ -134,85 +154,79 @@ struct Running[exact: Bool, width: Int](TrivialRegisterPassable):
     @inline(.always)
     def leave[
         lanes: Int, dealt: Bool
-    ](self, pairs: Floats, thread: Int, unit: Int, tile: Int, layout: Units):
-        """Leaves the pairs of what the threads of each column have seen. Every thread of the block calls this, once.
-
-        Parameters:
-            lanes: As of `Deal`.
-            dealt: As of `Deal`.
-
-        Args:
-            pairs: Where.
-            thread: This thread's index in the block.
-            unit: Which positions they are of.
-            tile: Which columns.
-            layout: How many there are of each.
+    ](self, to: Units, thread: Int, unit: Int, tile: Int):
+        """Leaves what the threads of each column have seen, as of `Deal`. Every thread of the block calls this, once.
         """
         comptime D = Deal[lanes, Self.width, dealt]
+        comptime Shared = Scratch[lanes, Self.width, dealt]
+        comptime if Self.of_gradient:
+            var sum = Shared().reduce[False](thread, self.d.value)
+            if D.chain(thread) == 0:
+                D.store(to.at(unit, tile), thread, sum)
+        else:
+            var maxima = Shared()
+            var sums = Shared()
+            var all = maxima.reduce[True](thread, self.m)
+            var sum = sums.reduce[False](
+                thread, Pair(self.m, self.d.value).sum_over(Self.S(all))
+            )
+            if D.chain(thread) == 0:
+                var mine = to.at(unit, tile)
+                D.store(mine, thread, all)
+                D.store(mine.unsafe_offset(to.size()), thread, sum)
+
+    @staticmethod
+    @inline(.always)
+    def merged[
+        lanes: Int, dealt: Bool
+    ](units: Units, thread: Int, tile: Int) -> Pair[Self.width]:
+        """Returns what all units have left of a thread's columns, of a gradient as the sum. Every thread of the block calls this, once.
+        """
+        comptime nothing = Self.Values(neg_inf[DType.float32]())
         var maxima = Scratch[lanes, Self.width, dealt]()
-        var sums = Scratch[lanes, Self.width, dealt]()
-        var all = maxima.reduce[True](thread, self.m)
-        var sum = sums.reduce[False](
-            thread, Pair(self.m, self.d.value).sum_over(Self.S(all))
-        )
-        if D.chain(thread) == 0:
-            var mine = pairs.unsafe_offset(layout.place(unit, tile))
-            D.store(mine, thread, all)
-            D.store(mine.unsafe_offset(layout.size()), thread, sum)
-
-
-@inline(.always)
-def merge_units[
-    exact: Bool, lanes: Int, width: Int, dealt: Bool
-](pairs: Floats, thread: Int, tile: Int, layout: Units) -> Pair[width]:
-    """Returns what all units have left of a thread's columns. Every thread of the block calls this, once.
-
-    Parameters:
-        exact: Of the scale that the sums are in.
-        lanes: As of `Deal`.
-        width: As of `Deal`.
-        dealt: As of `Deal`.
-
-    Args:
-        pairs: Where they are.
-        thread: This thread's index in the block.
-        tile: Which columns.
-        layout: How many there are of each.
-    """
-    comptime Values = SIMD[DType.float32, width]
-    comptime nothing = Values(neg_inf[DType.float32]())
-    var maxima = Scratch[lanes, width, dealt]()
-    var sums = Scratch[lanes, width, dealt]()
-    var part = layout.part[lanes, width, dealt](thread, tile)
-    var of_m = part.source(MemorySource(pairs))
-    var of_d = part.source(MemorySource(pairs.unsafe_offset(layout.size())))
-    var m = nothing
-    var i = 0
-    while part.has(i):
-        m = maximum(m, of_m.load(i, part.left(i), nothing))
-        i += 1
-    m = maxima.reduce[True](thread, m)
-    var scale = Scale[exact, width](m)
-    var d = Values(0)
-    i = 0
-    while part.has(i):
-        d += Pair(
-            of_m.load(i, part.left(i), nothing),
-            of_d.load(i, part.left(i), Values(0)),
-        ).sum_over(scale)
-        i += 1
-    return Pair(m, sums.reduce[False](thread, d))
+        var sums = maxima
+        comptime if not Self.of_gradient:
+            sums = Scratch[lanes, Self.width, dealt]()
+        var part = units.part[lanes, Self.width, dealt](thread, tile)
+        var of_m = part.source(MemorySource(units.first))
+        var i = 0
+        comptime if Self.of_gradient:
+            var sum = Sum[DType.float32, Self.width]()
+            while part.has(i):
+                add[Self.exact](sum, of_m.load(i, part.left(i), Self.Values(0)))
+                i += 1
+            return Pair(Self.Values(0), sums.reduce[False](thread, sum.value))
+        else:
+            var of_d = part.source(
+                MemorySource(units.first.unsafe_offset(units.size()))
+            )
+            var m = nothing
+            while part.has(i):
+                m = maximum(m, of_m.load(i, part.left(i), nothing))
+                i += 1
+            m = maxima.reduce[True](thread, m)
+            var scale = Self.S(m)
+            var d = Self.Values(0)
+            i = 0
+            while part.has(i):
+                d += Pair(
+                    of_m.load(i, part.left(i), nothing),
+                    of_d.load(i, part.left(i), Self.Values(0)),
+                ).sum_over(scale)
+                i += 1
+            return Pair(m, sums.reduce[False](thread, d))
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=False)),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](summed, width, writes=False)),
 )
-def streaming_pairs_kernel[
-    S: RowSource, lanes: Int, width: Int, dealt: Bool
+def streaming_units_kernel[
+    S: RowSource, summed: Finish, lanes: Int, width: Int, dealt: Bool
 ](
-    pairs: Floats,
+    sums: Floats,
     x: S,
+    other: Source[S.elements],
     columns: Int64,
     inner: Int64,
     n: Int64,
@@ -220,17 +234,19 @@ def streaming_pairs_kernel[
     length: Int64,
     units: Int64,
 ):
-    """First launch: the pairs of each block's unit of its columns.
+    """First launch: what each block's unit of its columns sums to.
 
     Parameters:
-        S: Where logits come from, of 4 bytes or 2.
+        S: Where logits come from, or results whose logits' gradient is wanted: of 4 bytes or 2.
+        summed: As of `Running`.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
-        dealt: As of `StridedPart`, of logits in memory.
+        dealt: As of `StridedPart`, of elements in memory.
 
     Args:
-        pairs: Where the pairs go.
-        x: Logits; their sink is not looked at.
+        sums: Where what they sum to goes.
+        x: Logits, whose sink is not looked at, or results; those that are logarithms are not, either.
+        other: The gradients of results; else not looked at.
         columns: How many there are, less than 2^31.
         inner: Those of a position.
         n: Positions.
@@ -239,47 +255,51 @@ def streaming_pairs_kernel[
         units: How many units there are.
     """
     comptime Raw = SIMD[S.Column.loaded, width]
+    comptime gradient = summed.is_gradient()
+    comptime at_once = dealt and not gradient
+    comptime filler = Raw(0) if gradient else Raw(neg_inf[S.Column.loaded]())
     var thread = Int(thread_idx.x)
     var unit = UInt32(block_idx.x) // UInt32(tiles)
     var tile = UInt32(block_idx.x) - unit * UInt32(tiles)
     var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile,
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
-        thread,
-        Int(unit),
-        Int(length),
+        tile, columns, inner, n, thread, unit, length
     )
     var source = part.source(x)
+    var upstream = source
+    comptime if gradient:
+        upstream = part.source(rebind[S](MemorySource(other)))
     comptime if S.is_causal:
         part = part.before(source.length(Int(n)))
     pdl_wait()
-    var running = Running[is_exact[S](), width]()
+    var running = Running[summed, is_exact[S](), width]()
     var i = 0
     while part.has(i):
-        var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
-        if dealt and part.has_all(i + UNROLL - 1):
-            comptime for j in range(UNROLL if dealt else 0):
+        var raw = Array[Raw, UNROLL](fill=filler)
+        var others = Array[Raw, UNROLL](fill=filler)
+        if at_once and part.has_all(i + UNROLL - 1):
+            comptime for j in range(UNROLL if at_once else 0):
                 raw[j] = source.load(i + j)
         else:
             comptime for j in range(UNROLL):
                 if part.has(i + j):
-                    raw[j] = source.load(i + j, part.left(i + j), raw[j])
-        running.add(raw)
+                    var left = part.left(i + j)
+                    comptime if summed != Finish.GRADIENT_OF_LOGARITHMS:
+                        raw[j] = source.load(i + j, left, raw[j])
+                    comptime if gradient:
+                        others[j] = upstream.load(i + j, left, others[j])
+        running.add(raw, others)
         i += UNROLL
     running.leave[lanes, dealt](
-        pairs,
+        Units(sums, Int(units), Int(tiles), lanes * width),
         thread,
         Int(unit),
         Int(tile),
-        Units(Int(units), Int(tiles), lanes * width),
     )
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(min_blocks[S](width, writes=True)),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](finish, width, writes=True)),
 )
 def streaming_results_kernel[
     S: RowSource,
@@ -291,7 +311,8 @@ def streaming_results_kernel[
 ](
     y: T,
     x: S,
-    pairs: Floats,
+    other: Source[S.elements],
+    sums: Floats,
     columns: Int64,
     inner: Int64,
     n: Int64,
@@ -299,92 +320,90 @@ def streaming_results_kernel[
     share: Int64,
     units: Int64,
 ):
-    """Second launch: each block merges the pairs of its columns, and writes its span of them.
+    """Second launch: each block merges the units of its columns, and writes its span of them. What is not said here is as of the first.
 
-    Parameters:
-        S: Where logits come from, of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector.
-        dealt: As of `StridedPart`, of logits in memory.
-
-    Args:
-        y: Results.
-        x: Logits.
-        pairs: What the first launch left.
-        columns: How many there are, less than 2^31.
-        inner: Those of a position.
-        n: Positions.
-        tiles: Blocks that a span is shared by.
-        share: Positions a span.
-        units: How many units there are.
+    - `sums`: What the first launch left.
+    - `tiles`: Blocks that a span is shared by.
+    - `share`: Positions a span.
     """
     comptime exact = is_exact[S]()
+    comptime gradient = finish.is_gradient()
+    comptime at_once = dealt and not gradient
+    comptime F = DType.float32
     comptime Raw = SIMD[S.Column.loaded, width]
-    comptime Vector = SIMD[DType.float32, width]
+    comptime filler = Raw(0) if gradient else Raw(neg_inf[S.Column.loaded]())
+    comptime G = Gradient[
+        finish == Finish.GRADIENT_OF_LOGARITHMS, exact, F, width
+    ]
     var thread = Int(thread_idx.x)
     # The last block's work is done first.
     var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
     var span = block // UInt32(tiles)
     var tile = block - span * UInt32(tiles)
     var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile,
-        UInt32(columns),
-        UInt32(inner),
-        Int(n),
-        thread,
-        Int(span),
-        Int(share),
+        tile, columns, inner, n, thread, span, share
     )
     var source = part.source(x)
+    var upstream = source
+    comptime if gradient:
+        upstream = part.source(rebind[S](MemorySource(other)))
     pdl_wait()
-    var pair = merge_units[exact, lanes, width, dealt](
-        pairs,
-        thread,
-        Int(tile),
-        Units(Int(units), Int(tiles), lanes * width),
+    var pair = Running[finish, exact, width].merged[lanes, dealt](
+        Units(sums, Int(units), Int(tiles), lanes * width), thread, Int(tile)
     )
     comptime if not S.in_memory:
         if not part.is_there:
             return
     comptime if S.has_sink:
-        pair = pair.joined[exact](part.sinks(x).cast[DType.float32]())
+        pair = pair.joined[exact](part.sinks(x).cast[F]())
     comptime if finish == Finish.PAIR:
         if span == 0 and part.leads():
-            part.write[exact](y.pairs[DType.float32](), pair)
+            part.write[exact](y.pairs[F](), pair)
         return
+    var shared = G(pair.d)
     var scale = Scale[exact, width](pair.m)
-    var factor = end[finish, exact](pair, x.is_masked())
+    var factor = SIMD[F, width](0)
+    comptime if not gradient:
+        factor = end[finish, exact](pair, x.is_masked())
 
     var target = part.target(y)
     var read = part
     comptime if S.is_causal:
         read = part.before(source.length(Int(n)))
     for group in range(ceildiv(part.rounds(), UNROLL) - 1, -1, -1):
-        var raw = Array[Raw, UNROLL](fill=Raw(neg_inf[S.Column.loaded]()))
-        if dealt and read.has_all(group * UNROLL + UNROLL - 1):
-            comptime for j in range(UNROLL if dealt else 0):
+        var raw = Array[Raw, UNROLL](fill=filler)
+        var others = Array[Raw, UNROLL](fill=filler)
+        if at_once and read.has_all(group * UNROLL + UNROLL - 1):
+            comptime for j in range(UNROLL if at_once else 0):
                 raw[j] = source.load(group * UNROLL + j)
         else:
             comptime for j in range(UNROLL):
                 var i = group * UNROLL + j
                 if read.has(i):
                     raw[j] = source.load(i, read.left(i), raw[j])
+                    comptime if gradient:
+                        others[j] = upstream.load(i, read.left(i), others[j])
         comptime for j in range(UNROLL):
             var i = group * UNROLL + j
             if part.has(i):
-                var logits = raw[j].cast[DType.float32]()
-                var result: Vector
-                comptime if finish == Finish.LOGARITHMS:
-                    result = (logits - pair.m) - factor
+                var result: SIMD[F, width]
+                comptime if gradient:
+                    result = shared.of(
+                        again(raw[j]).cast[F](), again(others[j]).cast[F]()
+                    )
+                elif finish == Finish.LOGARITHMS:
+                    result = (raw[j].cast[F]() - pair.m) - factor
                 else:
-                    result = scale.exp(logits) * factor
+                    result = scale.exp(raw[j].cast[F]()) * factor
                 target.store(i, result, part.left(i))
 
 
-def min_blocks[S: RowSource](width: Int, *, writes: Bool) -> Int:
+def min_blocks[
+    S: RowSource
+](finish: Finish, width: Int, *, writes: Bool) -> Int:
     """Returns how many blocks a multiprocessor is to hold."""
+    if finish.is_gradient():
+        return Tuned.strip_readers
     return Tuned.strip_blocks(
         size_of[S.elements]() > 2, S.in_memory, width, writes
     )
@@ -423,34 +442,24 @@ def streaming_strided[
     lanes: Int,
     width: Int,
     dealt: Bool,
-](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Launches the two kernels.
+](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
+    """Launches the two kernels, whose parameters and arguments these are. `y` is not in the memory of `x` or `other`.
 
-    Parameters:
-        S: Where logits come from, of 4 bytes or 2.
-        T: Where results go.
-        finish: What of each row is written.
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector: a power of two.
-        dealt: Whether they are dealt.
-
-    Args:
-        y: Results, not in the memory of `x`.
-        x: Logits.
-        rows: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
-            of it.
-        queue: Where kernels are launched.
+    - `rows`: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
+      of it.
     """
+    comptime summed = finish if finish.is_gradient() else Finish.PAIR
+    comptime numbers = 1 if finish.is_gradient() else 2
     var tiles = ceildiv(rows.count(), lanes * width)
     var length = unit_length(rows.n)
     var units = ceildiv(rows.n, length)
     var memory = queue.scratch[DType.float32](
-        2 * Units(units, tiles, lanes * width).size()
+        numbers * units * tiles * lanes * width
     )
-    var pairs = memory.pointer
-    queue.launch[streaming_pairs_kernel[S, lanes, width, dealt]](
-        pairs,
+    queue.launch[streaming_units_kernel[S, summed, lanes, width, dealt]](
+        memory.pointer,
         x,
+        other,
         Int64(rows.count()),
         Int64(rows.inner),
         Int64(rows.n),
@@ -468,7 +477,8 @@ def streaming_strided[
     queue.launch[streaming_results_kernel[S, T, finish, lanes, width, dealt]](
         y,
         x,
-        pairs,
+        other,
+        memory.pointer,
         Int64(rows.count()),
         Int64(rows.inner),
         Int64(rows.n),

@@ -27,11 +27,7 @@ comptime MAX_PARTS = 1024
 
 
 struct Total[accum: DType](TrivialRegisterPassable):
-    """What some rows come to.
-
-    Parameters:
-        accum: Dtype of the values.
-    """
+    """What some rows come to."""
 
     var sum: Sum[Self.accum, 1]
     """Of their values."""
@@ -54,9 +50,6 @@ struct Total[accum: DType](TrivialRegisterPassable):
     @inline(.always)
     def collected[block_size: Int](self) -> Self:
         """Returns, to the first thread of a block, what those of all its threads come to. Every thread must call this.
-
-        Parameters:
-            block_size: Threads a block.
         """
         var scratch = unsafe_stack_allocation[
             block_size, Sum[Self.accum, 1], address_space=AddressSpace.SHARED
@@ -81,16 +74,7 @@ struct Total[accum: DType](TrivialRegisterPassable):
         counted: Target[Self.accum],
         is_counted: Int64,
     ):
-        """Writes the sum or the mean, if there is a reduction, and how many rows count, if that is wanted.
-
-        Parameters:
-            dtype: Dtype of the result.
-
-        Args:
-            result: Where the sum or the mean goes.
-            reduction: Which of them is wanted.
-            counted: Where the number goes, if it is wanted.
-            is_counted: Whether it is.
+        """Writes the sum or the mean, if there is a reduction, and into `counted` how many rows count, if that `is_counted`.
         """
         if Int(reduction) == Reduction.SUM.value:
             result[unsafe_offset=0] = self.sum.value.cast[dtype]()
@@ -103,13 +87,8 @@ struct Total[accum: DType](TrivialRegisterPassable):
 
     @inline(.always)
     def leave[block_size: Int](self, parts: Target[Self.accum]):
-        """Writes what the totals of a block's threads come to. Every thread of the block must call this.
-
-        Parameters:
-            block_size: Threads a block.
-
-        Args:
-            parts: The sum and the count of each block.
+        """Writes what the totals of a block's threads come to, among the sums and the counts of all blocks. Every thread of the block must
+        call this.
         """
         var total = self.collected[block_size]()
         if Int(thread_idx.x) == 0:
@@ -124,16 +103,7 @@ struct Total[accum: DType](TrivialRegisterPassable):
 def counts_kernel[
     accum: DType
 ](parts: Target[accum], targets: Targets, rows: Int64, ignored: Int64):
-    """Leaves how many rows of each block count.
-
-    Parameters:
-        accum: Dtype of the counts.
-
-    Args:
-        parts: As of `Total.leave`.
-        targets: Class of each row.
-        rows: How many.
-        ignored: The class of rows that do not count.
+    """Leaves how many rows of each block count: those whose target is not `ignored`.
     """
     var total = Total[accum]()
     pdl_wait()
@@ -159,19 +129,8 @@ def totals_kernel[
     counted: Target[accum],
     is_counted: Int64,
 ):
-    """Writes the sum of what rows have, or its mean over those that count: one block for all.
-
-    Parameters:
-        accum: Dtype of the values.
-        dtype: Dtype of the result.
-
-    Args:
-        result: As of `Total.write`.
-        parts: As of `Total.leave`.
-        blocks: How many there are, at most `MAX_PARTS`.
-        reduction: As of `Total.write`.
-        counted: As of `Total.write`.
-        is_counted: As of `Total.write`.
+    """Writes the sum of what rows have, or its mean over those that count, as of `Total.write`: one block for the parts that at most
+    `MAX_PARTS` blocks have left.
     """
     var total = _collected(parts, Int(blocks))
     if Int(thread_idx.x) == 0:
@@ -189,17 +148,7 @@ def share_kernel[
     parts: Source[accum],
     blocks: Int64,
 ):
-    """Writes the part of a value that each row has which counts: one block for all.
-
-    Parameters:
-        accum: Dtype of the result.
-        dtype: Dtype of the value.
-
-    Args:
-        result: The part.
-        upstream: The value.
-        parts: As of `Total.leave`.
-        blocks: How many there are, at most `MAX_PARTS`.
+    """Writes the part of a value that each row has which counts: one block for all parts, as of `totals_kernel`.
     """
     var total = _collected(parts, Int(blocks))
     if Int(thread_idx.x) == 0:
@@ -222,11 +171,7 @@ def _collected[
 
 
 struct Parts[accum: DType](Movable):
-    """Room for what each block leaves.
-
-    Parameters:
-        accum: Dtype of the values.
-    """
+    """Room for what each block leaves."""
 
     var memory: Scratch[Self.accum]
     """Freed, in the stream's order, with this."""

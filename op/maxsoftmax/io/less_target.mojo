@@ -5,7 +5,7 @@ from std.utils.numerics import nan
 
 from ..math.loss import Class, Targets
 from .memory import MemoryTargetColumn, MemoryTargetLine
-from .rows import Target
+from .rows import Positions, Target
 from .target import RowTarget, TargetLine
 
 
@@ -43,17 +43,9 @@ struct LessTarget[dtype: DType](RowTarget):
         }
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
+    def column(self, at: Positions) -> Self.Column:
         """Is not called: rows are along the last axis."""
-        return {self.memory, stride}
+        return {self.memory, at.stride}
 
     @inline(.always)
     def pairs[accum: DType](self) -> Target[accum]:

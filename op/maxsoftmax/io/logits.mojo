@@ -11,7 +11,7 @@ from extensibility.managed_tensor_slice import InputFusion
 
 from .source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
-from .rows import Rows, Source, check_row_major
+from .rows import check_row_major, Positions, Rows, Source
 
 
 struct Logits[
@@ -88,18 +88,10 @@ struct Logits[
         return {self.fusion, at, n}
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns every `step`-th element of a row, and of its neighbours along the last axis.
+    def column(self, at: Positions) -> Self.Column:
+        """Returns some elements of a row, and of its neighbours along the last axis.
         """
-        return {self.row(outer, inner), first, step}
+        return {self.row(at.outer, at.inner), at.first, at.step}
 
     @inline(.always)
     def is_masked(self) -> Bool:

@@ -8,7 +8,7 @@ from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 
 from .rounding import rounded
-from .rows import Source, Target
+from .rows import Positions, Source, Target
 from .source import RowSource, SourceColumn, SourceLine
 from .target import RowTarget, TargetColumn, TargetLine
 
@@ -36,20 +36,9 @@ struct MemorySource[dtype: DType](RowSource):
         return {self.memory.unsafe_offset(row * n)}
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns every `step`-th element of a row and its neighbours."""
-        return {
-            self.memory.unsafe_offset((outer * n + first) * stride + inner),
-            stride * step,
-        }
+    def column(self, at: Positions) -> Self.Column:
+        """Returns some elements of a row and its neighbours."""
+        return {self.memory.unsafe_offset(at.offset()), at.stride * at.step}
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:
@@ -150,21 +139,9 @@ struct MemoryTarget[dtype: DType](RowTarget):
         return {self.memory.unsafe_offset(row * n)}
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns the places of every `step`-th element of a row and its neighbours.
-        """
-        return {
-            self.memory.unsafe_offset((outer * n + first) * stride + inner),
-            stride * step,
-        }
+    def column(self, at: Positions) -> Self.Column:
+        """Returns the places of some elements of a row and its neighbours."""
+        return {self.memory.unsafe_offset(at.offset()), at.stride * at.step}
 
     @inline(.always)
     def pairs[accum: DType](self) -> Target[accum]:

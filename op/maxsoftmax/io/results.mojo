@@ -8,7 +8,7 @@ from extensibility.managed_tensor_slice import OutputFusion
 from .target import RowTarget, TargetColumn, TargetLine
 from .logits import piece_width, unravel
 from .rounding import rounded
-from .rows import Target, VECTOR_BYTES
+from .rows import Positions, Target, VECTOR_BYTES
 
 
 @fieldwise_init
@@ -93,18 +93,10 @@ struct Results[
         return {self.fusion, memory, at, step, self.scale}
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns the places of every `step`-th element of a row, and of its neighbours along the last axis.
+    def column(self, at: Positions) -> Self.Column:
+        """Returns the places of some elements of a row, and of its neighbours along the last axis.
         """
-        return {self.row(outer, inner), first, step}
+        return {self.row(at.outer, at.inner), at.first, at.step}
 
     @inline(.always)
     def pairs[accum: DType](self) -> Target[accum]:

@@ -51,6 +51,30 @@ struct Rows(TrivialRegisterPassable):
         return self.count() * self.n == 0
 
 
+@fieldwise_init
+struct Positions(TrivialRegisterPassable):
+    """Every `step`-th element of a row, along the middle axis of a tensor seen as (outer, n, inner), from the `first` on.
+    """
+
+    var outer: Int
+    """Place of the row before the axis, counted as in row-major memory."""
+    var inner: Int
+    """Place of the row after it."""
+    var first: Int
+    """The first element."""
+    var step: Int
+    """From one element to the next."""
+    var n: Int
+    """Length of the axis."""
+    var stride: Int
+    """Product of the dimensions after it."""
+
+    @inline(.always)
+    def offset(self) -> Int:
+        """Returns where the first is in row-major memory."""
+        return (self.outer * self.n + self.first) * self.stride + self.inner
+
+
 def check_row_major[
     rank: Int, //
 ](shape: IndexList[rank], strides: IndexList[rank]) raises:

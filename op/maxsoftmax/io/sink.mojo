@@ -2,6 +2,7 @@
 
 from std.builtin.device_passable import DeviceTypeEncoder
 
+from .rows import Positions
 from .source import RowSource
 
 
@@ -32,17 +33,9 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
         return self.logits.line(row, n)
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns every `step`-th element of a row and its neighbours."""
-        return self.logits.column(outer, inner, first, step, n, stride)
+    def column(self, at: Positions) -> Self.Column:
+        """Returns some elements of a row and its neighbours."""
+        return self.logits.column(at)
 
     @inline(.always)
     def is_masked(self) -> Bool:
@@ -55,7 +48,7 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
     ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
         """Returns the additional logits of `width` neighbouring rows."""
         return (
-            self.sinks.column(outer, inner, 0, 1, 1, 1)
+            self.sinks.column({outer, inner, 0, 1, 1, 1})
             .load[width](0)
             .cast[Self.Column.loaded]()
         )

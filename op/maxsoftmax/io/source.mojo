@@ -10,7 +10,7 @@ from std.sys import size_of
 from std.utils.numerics import neg_inf
 
 from ..math.online import accumulator
-from .rows import Source
+from .rows import Positions, Source
 
 
 trait SourceColumn(TrivialRegisterPassable):
@@ -119,25 +119,8 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
         """Returns row `row` along the last axis, of `n` elements."""
         ...
 
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns every `step`-th element of a row and its neighbours.
-
-        Args:
-            outer: Place of the row before the axis, counted as in row-major memory.
-            inner: Place of the row after it.
-            first: The first element.
-            step: From one element to the next.
-            n: Length of the axis.
-            stride: Product of the dimensions after it.
-        """
+    def column(self, at: Positions) -> Self.Column:
+        """Returns some elements of a row and its neighbours."""
         ...
 
     @inline(.always)

@@ -3,7 +3,7 @@
 from std.builtin.device_passable import DevicePassable
 from std.sys import size_of
 
-from .rows import Target
+from .rows import Positions, Target
 
 
 trait TargetColumn(TrivialRegisterPassable):
@@ -77,17 +77,8 @@ trait RowTarget(DevicePassable, TrivialRegisterPassable):
         """
         ...
 
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns the places of every `step`-th element of a row and its neighbours. Arguments are as of `RowSource.column`.
-        """
+    def column(self, at: Positions) -> Self.Column:
+        """Returns the places of some elements of a row and its neighbours."""
         ...
 
     def pairs[accum: DType](self) -> Target[accum]:

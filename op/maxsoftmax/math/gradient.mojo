@@ -52,6 +52,22 @@ struct Gradient[
         else:
             return y * dy
 
+    @staticmethod
+    @inline(.always)
+    def plus_term[
+        width: SIMDLength, //
+    ](
+        terms: SIMD[Self.dtype, width],
+        y: SIMD[Self.dtype, width],
+        dy: SIMD[Self.dtype, width],
+    ) -> SIMD[Self.dtype, width]:
+        """Returns terms and one more."""
+        comptime if Self.exact and not Self.log:
+            # Left to an assembler, some kernels would round the product, and others would not. Of 16 bits it is exact.
+            return y.fma(dy, terms)
+        else:
+            return terms + Self.term(y, dy)
+
     @inline(.always)
     def of[
         width: SIMDLength, //

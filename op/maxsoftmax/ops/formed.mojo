@@ -10,7 +10,7 @@ from std.utils.numerics import neg_inf
 
 from .forms import AXIS, Class, Forms, Kind, Operand, RANK
 from ..io.logits import unravel
-from ..io.rows import Source
+from ..io.rows import Positions, Source
 from ..io.source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
 
@@ -82,19 +82,11 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         return {self.x.unsafe_offset(row * n), end, scale, mask, temperature}
 
     @inline(.always)
-    def column(
-        self,
-        outer: Int,
-        inner: Int,
-        first: Int,
-        step: Int,
-        n: Int,
-        stride: Int,
-    ) -> Self.Column:
-        """Returns every `step`-th element of a row and its neighbours."""
-        var at = self._at(outer, inner)
-        at[AXIS] = first
-        return {self.x, self.forms, at, step}
+    def column(self, at: Positions) -> Self.Column:
+        """Returns some elements of a row and its neighbours."""
+        var first = self._at(at.outer, at.inner)
+        first[AXIS] = at.first
+        return {self.x, self.forms, first, at.step}
 
     @inline(.always)
     def is_masked(self) -> Bool:

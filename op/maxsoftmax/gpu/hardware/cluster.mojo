@@ -233,9 +233,7 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
         Parameters:
             exact: Of the scale that the sums are in.
 
-        Args:
-            count: How many there are.
-            lane: This thread's index in its warp.
+        - `count`: How many there are.
         """
         var m = neg_inf[DType.float32]()
         for i in range(lane, count, WARP_SIZE):

@@ -16,10 +16,8 @@ from .tree_reduction import Shared
 struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
     """The slots of one thread, in the block's dynamic shared memory.
 
-    Parameters:
-        dtype: Dtype of the vectors.
-        team: Threads of a block that share a row.
-        width: Elements a vector; 16 bytes of them, if they are to be fetched.
+    - `team`: Threads of a block that share a row.
+    - `width`: Elements a vector; 16 bytes of them, if they are to be fetched.
     """
 
     comptime Values = SIMD[Self.dtype, Self.width]

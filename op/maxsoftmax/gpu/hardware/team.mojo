@@ -90,10 +90,7 @@ def team_reduce[
         threads: Threads a team, a power of two.
         combine: The operation, commutative.
 
-    Args:
-        scratch: Memory for one value a warp that no other call of this row uses; not looked at by teams of a warp.
-        thread: This thread's index in the block.
-        value: This thread's value.
+    - `scratch`: Memory for one value a warp that no other call of this row uses; not looked at by teams of a warp.
 
     Returns:
         The combined value of the team.

@@ -26,15 +26,11 @@ def tree_reduce[
     half of the rows is folded onto the upper half until one row is left. Every thread of the block must call this.
 
     Parameters:
-        T: Type of the values.
         block_size: Threads a block, a power of two.
         combine: The operation, commutative and associative up to rounding.
 
-    Args:
-        scratch: Memory for `block_size` elements; free again when this returns.
-        thread: This thread's index in the block.
-        value: This thread's value.
-        columns: A power of two up to `block_size`.
+    - `scratch`: Memory for `block_size` elements; free again when this returns.
+    - `columns`: A power of two up to `block_size`.
 
     Returns:
         The combined value of this thread's column.

@@ -22,13 +22,9 @@ def lanes_reduce[
     """Combines the values of each group of neighbouring lanes by a butterfly, in registers.
 
     Parameters:
-        T: Type of the values, whole words of 4 bytes.
         combine: The operation, commutative up to rounding.
         lanes: Lanes a group, a power of two up to `WARP_SIZE`.
         stride: A power of two; only lanes that are a multiple of it apart are combined.
-
-    Args:
-        value: This lane's value.
 
     Returns:
         The combined value of its group; its bits are those of the group's first lane only up to rounding.
@@ -51,14 +47,10 @@ def block_reduce[
     Every thread of the block must call this.
 
     Parameters:
-        T: Type of the values, whole words of 4 bytes.
         block_size: Threads a block, a power of two from 32; where a warp has more, they are a part of one.
         combine: The operation, commutative and associative up to rounding.
 
-    Args:
-        scratch: Memory for one element a warp; free again when this returns.
-        thread: This thread's index in the block.
-        value: This thread's value.
+    - `scratch`: Memory for one element a warp; free again when this returns.
 
     Returns:
         The combined value of the block.
@@ -92,10 +84,6 @@ def pair_reduce[
         dtype: The accumulator's dtype.
         width: Lanes of each thread's pair.
         block_size: Threads a block, a power of two from 32.
-
-    Args:
-        thread: This thread's index in the block.
-        pair: This thread's pair.
 
     Returns:
         The pair of the block.

@@ -16,7 +16,7 @@ from max.gpu import (
 from ...math.online import MaxSum
 from ...queue import Queue
 from ...io.rows import Rows, Source, Target
-from ..partition.stripe import Stripe
+from .stripe import Stripe
 from ..hardware.tree_reduction import MAX_GRID
 from ..hardware.warp_reduction import pair_reduce
 

@@ -18,7 +18,7 @@ from ...math.exponential import Unit
 from ...math.online import Normalizer, Sum, accumulator
 from ...queue import Queue
 from ...io.rows import Rows, Source, Target
-from ..partition.stripe import Stripe
+from .stripe import Stripe
 from ..hardware.tree_reduction import MAX_GRID, larger, plus
 from ..hardware.warp_reduction import block_reduce
 

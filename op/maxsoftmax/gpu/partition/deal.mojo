@@ -140,11 +140,8 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
 ):
     """Where a thread reads its vectors.
 
-    Parameters:
-        Column: What is read.
-        lanes: As of `Deal`.
-        width: As of `Deal`.
-        dealt: As of `Deal`; then what is read is in memory.
+    - `Column`: What is read.
+    - `dealt`: As of `Deal`; then what is read is in memory.
     """
 
     comptime D = Deal[Self.lanes, Self.width, Self.dealt]
@@ -219,11 +216,8 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
 ):
     """Where a thread writes its vectors.
 
-    Parameters:
-        Column: Where it writes.
-        lanes: As of `Deal`.
-        width: As of `Deal`.
-        dealt: As of `Deal`; then that is memory.
+    - `Column`: Where it writes.
+    - `dealt`: As of `Deal`; then that is memory.
     """
 
     comptime D = Deal[Self.lanes, Self.width, Self.dealt]

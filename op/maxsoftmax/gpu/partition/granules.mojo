@@ -46,10 +46,7 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
     def __init__(out self, x: Source[Self.dtype], row: Int, n: Int):
         """The granules of row `row`.
 
-        Args:
-            x: The first row.
-            row: Which one.
-            n: Length of a row.
+        - `x`: The first row.
         """
         var start = x.unsafe_offset(row * n)
         var shift = Int(
@@ -111,7 +108,6 @@ def caught_up[
     """Returns a thread's granule with the elements of its next one where it is behind.
 
     Parameters:
-        dtype: Dtype of the row.
         width: Elements of a granule.
 
     Args:
@@ -136,10 +132,8 @@ def turned[
         width: Elements of a granule.
         lanes: Threads of the team, neighbouring lanes of a warp.
 
-    Args:
-        chains: What this thread has.
-        shift: Of the row.
-        lane: This thread's index in the team.
+    - `chains`: What this thread has.
+    - `shift`: Of the row.
     """
     if shift == 0:
         return chains

@@ -27,13 +27,7 @@ struct Handover[
 ](TrivialRegisterPassable):
     """Shared memory for what does not lie where it belongs.
 
-    Parameters:
-        S: As of `Part`.
-        T: As of `Part`.
-        team: As of `Part`.
-        width: As of `Part`.
-        edged: As of `Part`.
-        block_size: Threads a block.
+    Parameters are as of `Part`; `block_size` is the threads of a block.
     """
 
     comptime P = Part[Self.S, Self.T, Self.team, Self.width, Self.edged]

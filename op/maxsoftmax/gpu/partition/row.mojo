@@ -30,12 +30,10 @@ struct Part[
 ](TrivialRegisterPassable):
     """The vectors and the elements of both edges of a row that are this thread's.
 
-    Parameters:
-        S: Where elements come from; where they are computed there are no edges: rows are whole vectors.
-        T: Where results go.
-        team: Threads of a block that share a row.
-        width: Elements a vector; where it is 1 there are no edges.
-        edged: Whether rows may begin or end between two vectors.
+    - `S`: Where elements come from; where they are computed there are no edges: rows are whole vectors.
+    - `team`: Threads of a block that share a row.
+    - `width`: Elements a vector; where it is 1 there are no edges.
+    - `edged`: Whether rows may begin or end between two vectors.
     """
 
     comptime peeled = Self.edged and Self.S.Line.in_memory and Self.width > 1
@@ -82,14 +80,8 @@ struct Part[
     ):
         """A thread's part of row `row`.
 
-        Args:
-            y: Results.
-            x: Logits.
-            row: Which row.
-            n: Length of a row.
-            lane: This thread's index in its team.
-            begin: The block's first element of the row, a multiple of `width`.
-            length: How many it has.
+        - `begin`: The block's first element of the row, a multiple of `width`.
+        - `length`: How many it has.
         """
         comptime size = size_of[Self.S.Line.elements]()
         comptime lanes = UInt64(Self.width)
@@ -135,14 +127,8 @@ struct Part[
     ) -> Self:
         """Returns a thread's part of row `row`, which several blocks share.
 
-        Args:
-            y: Results.
-            x: Logits.
-            row: Which row.
-            n: Length of a row.
-            lane: This thread's index in its team.
-            rank: The block's, among those that share the row.
-            share: As many vectors' elements each of them takes, as long as there are any.
+        - `rank`: The block's, among those that share the row.
+        - `share`: As many vectors' elements each of them takes, as long as there are any.
         """
         var begin = rank * share * Self.width
         var length = max(0, min(n - begin, share * Self.width))

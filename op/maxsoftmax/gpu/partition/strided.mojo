@@ -9,14 +9,11 @@ its positions in turn. Columns are counted through all of the tensor, so that a 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
 from std.sys import size_of
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
-from ...math.exponential import logarithm
-from ...ops.finish import Finish
-from ...io.rows import Target
+from ...io.rows import Positions, Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
 from ..hardware.cluster import Pair
@@ -69,24 +66,25 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     def __init__(
         out self,
         tile: UInt32,
-        columns: UInt32,
-        inner: UInt32,
-        n: Int,
+        columns: Int64,
+        inner: Int64,
+        n: Int64,
         thread: Int,
-        rank: Int,
-        share: Int,
+        rank: UInt32,
+        share: Int64,
     ):
         """A thread's part of some columns.
 
-        Args:
-            tile: Which columns: those of `lanes` vectors.
-            columns: How many there are in the tensor, less than 2^31.
-            inner: How many there are in a position.
-            n: Positions.
-            thread: This thread's index in the block.
-            rank: The block's, among those that share the positions.
-            share: Positions that each of them takes, as long as there are any; less than 2^31.
+        - `tile`: Which columns: those of `lanes` vectors.
+        - `columns`: How many there are in the tensor, less than 2^31.
+        - `inner`: How many there are in a position.
+        - `n`: Positions.
+        - `rank`: The block's, among those that share the positions.
+        - `share`: Positions that each of them takes, as long as there are any; less than 2^31.
         """
+        var all = UInt32(columns)
+        var apart = UInt32(inner)
+        var block = Int(rank)
         self.outer = StaticTuple[Int, Self.D.columns]()
         self.inner = StaticTuple[Int, Self.D.columns]()
         self.is_there = True
@@ -95,22 +93,34 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
                 Self.D.column(thread, c)
             )
             comptime if c == 0:
-                self.is_there = column < columns
+                self.is_there = column < all
             comptime if Self.dealt:
-                column = min(column, columns - 1)
-            var outer = column // inner
+                column = min(column, all - 1)
+            var outer = column // apart
             self.outer[c] = Int(outer)
-            self.inner[c] = Int(column - outer * inner)
+            self.inner[c] = Int(column - outer * apart)
         var mine = Self.D.chain(thread)
-        self.n = n
-        self.stride = Int(inner)
-        self.start = rank * share
+        self.n = Int(n)
+        self.stride = Int(apart)
+        self.start = block * Int(share)
         self.first = self.start + mine
-        self.end = min(n, self.start + share) if self.is_there else 0
+        self.end = min(Int(n), self.start + Int(share)) if self.is_there else 0
         self.count = Int32(
-            max(0, min(share, n - self.start))
+            max(0, min(Int(share), Int(n) - self.start))
         ) if self.is_there else Int32(0)
         self.ahead = self.count - Int32(mine)
+
+    @inline(.always)
+    def positions(self, c: Int) -> Positions:
+        """Returns the positions of its `c`-th column."""
+        return {
+            self.outer[c],
+            self.inner[c],
+            self.first,
+            Self.deep,
+            self.n,
+            self.stride,
+        }
 
     @inline(.always)
     def source[
@@ -119,14 +129,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         """Returns where this thread reads."""
         var columns = StaticTuple[S.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
-            columns[c] = x.column(
-                self.outer[c],
-                self.inner[c],
-                self.first,
-                Self.deep,
-                self.n,
-                self.stride,
-            )
+            columns[c] = x.column(self.positions(c))
         return {columns, self.stride}
 
     @inline(.always)
@@ -136,14 +139,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         """Returns where this thread writes."""
         var columns = StaticTuple[T.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
-            columns[c] = y.column(
-                self.outer[c],
-                self.inner[c],
-                self.first,
-                Self.deep,
-                self.n,
-                self.stride,
-            )
+            columns[c] = y.column(self.positions(c))
         return {columns, self.stride}
 
     @inline(.always)
@@ -163,9 +159,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         Parameters:
             exact: Of the scale that the sums are in.
 
-        Args:
-            y: Where those of the first column are.
-            pair: What to write.
+        - `y`: Where those of the first column are.
         """
         comptime values = Self.width // Self.D.columns
         var d = pair.relative[exact]()
@@ -235,10 +229,8 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
 struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
     """Shared memory in which the threads of each lane combine a value a column.
 
-    Parameters:
-        lanes: Vectors of columns that the block takes.
-        width: Columns a vector.
-        dealt: As of `Deal`.
+    - `lanes`: Vectors of columns that the block takes.
+    - `width`: Columns a vector.
     """
 
     comptime D = Deal[Self.lanes, Self.width, Self.dealt]
@@ -286,12 +278,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         """Combines the values of the threads of a lane in each warp, and has them all in the rows.
 
         Parameters:
-            dtype: Dtype of the values.
             largest: Whether they are combined to the largest, or to the sum.
-
-        Args:
-            thread: This thread's index in the block.
-            value: This thread's value.
 
         Returns:
             The combined value of those that are in this warp.
@@ -323,9 +310,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         Parameters:
             largest: As for `gather`.
 
-        Args:
-            column: Which of the block's.
-            thread: This thread's index in the block.
+        - `column`: Which of the block's.
 
         Returns:
             The combined value of the column.
@@ -344,12 +329,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         Every thread of the block must call this, once.
 
         Parameters:
-            dtype: Dtype of the values.
             largest: Whether they are combined to the largest, NaN if any is, or to the sum.
-
-        Args:
-            thread: This thread's index in the block.
-            value: This thread's value.
 
         Returns:
             The combined value of the lane.
@@ -395,39 +375,5 @@ def combine_columns[
 def is_exact[S: RowSource]() -> Bool:
     """Returns whether exponentials are of the accuracy of float32, for use at compile time: where results are not of 16
     bits, or sinks may be.
-
-    Parameters:
-        S: Where logits come from.
     """
     return size_of[S.elements]() > 2 or S.has_sink
-
-
-@inline(.always)
-def end[
-    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
-](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
-    """Returns what exponentials are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
-    logits less their maxima for logarithms, ln d.
-
-    Parameters:
-        width: How many columns.
-        finish: Which of them.
-        exact: Of the scale that d is in.
-        lowered: Whether the exponentials are in the lowered unit.
-
-    Args:
-        pair: The pairs of whole columns. Where one is masked and there is nothing but -inf, its maximum becomes 0.
-        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
-    """
-    comptime Vector = SIMD[DType.float32, width]
-    var factor: Vector
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
-    else:
-        factor = pair.reciprocal[lowered]()
-    if masked:
-        # All exponentials are as good as 0, and nothing is left of them.
-        var nothing = pair.m.eq(neg_inf[DType.float32]())
-        factor = nothing.select(Vector(0), factor)
-        pair.m = nothing.select(Vector(0), pair.m)
-    return factor

@@ -23,9 +23,7 @@ def unit_elements[dtype: DType](rounds: Int) -> Int:
 struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     """What a lane has of a unit.
 
-    Parameters:
-        dtype: Dtype of the row.
-        rounds: Vectors of a unit that each lane takes.
+    - `rounds`: Vectors of a unit that each lane takes.
     """
 
     comptime G = Granules[Self.dtype]

@@ -115,11 +115,33 @@ struct Team(TrivialRegisterPassable):
             best,
         }
 
+    def kernel(self) -> Self:
+        """Returns what of it shapes a kernel, the same for all lines that take that kernel.
+        """
+        var result = self
+        result.up_to = HAS_ROOM
+        result.sharing = Int(self.is_slotted())
+        result.lengths = Lengths.ANY
+        result.in_vectors = True
+        result.best = Int(self.is_cluster())
+        return result
+
+    def is_slotted(self) -> Bool:
+        """Returns whether there are slots in shared memory for more than registers hold.
+        """
+        return self.sharing > 0
+
+    def is_cluster(self) -> Bool:
+        """Returns whether the blocks of a cluster share a row."""
+        return self.best > 0
+
     def has_twin(self) -> Bool:
         """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
         1048576×64 bfloat16 took 1.09 of the time of the kernel before, a single row of 64 float32 1.07, its gradient 1.17.
         """
-        return self.in_vectors and self.best == 0 and 0 < self.up_to <= 16
+        return (
+            self.in_vectors and not self.is_cluster() and 0 < self.up_to <= 16
+        )
 
     def room(self, slots: Int) -> Int:
         """Returns how many vectors of each input surely fit in a block, or in a cluster.
@@ -188,6 +210,18 @@ struct Strip(TrivialRegisterPassable):
     """Whether there are slots in shared memory for more than the registers hold."""
     var together: Int
     """Blocks of a cluster: 0, if they are to be as few as have room; 1, if there is no cluster."""
+
+    def kernel(self) -> Self:
+        """Returns what of it shapes a kernel, the same for all lines that take that kernel.
+        """
+        var result = self
+        result.up_to = HAS_ROOM
+        result.together = 0 if self.is_cluster() else 1
+        return result
+
+    def is_cluster(self) -> Bool:
+        """Returns whether the blocks of a cluster share the positions."""
+        return self.together != 1
 
     def width(self, most: Int, dealt: Bool, fewest: Int) -> Int:
         """Returns how many columns a vector has, for use at compile time.

@@ -44,9 +44,6 @@ def sums_kernel[
 ):
     """Writes the five numbers of rows along any axis, of any dtype: as `fallback` walks them.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
     Args:
         sums: Those of each row.
         p: Logits of p.
@@ -134,10 +131,8 @@ def divergences_kernel[
     Parameters:
         accum: Dtype of both.
 
-    Args:
-        kl: One a row.
-        sums: What there is of each row.
-        rows: How many.
+    - `kl`: One a row.
+    - `sums`: What there is of each row.
     """
     pdl_wait()
     for row in range(

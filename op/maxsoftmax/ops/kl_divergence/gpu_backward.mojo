@@ -63,16 +63,14 @@ def rows_kernel[
         dtype: Dtype of the logits, of 4 bytes or 2.
         of_p: Whether gradients are those of p.
 
-    Args:
-        dx: Gradients.
-        p: Logits of p.
-        q: Those of q, which lie alike.
-        sums: What there is of each row.
-        dkl: The gradient of each row's divergence.
-        has_dkl: Whether there are any; else each is 1.
-        rows: How many.
-        n: Their length.
-        factor: What logits are multiplied by.
+    - `dx`: Gradients.
+    - `p`: Logits of p.
+    - `q`: Those of q, which lie alike.
+    - `sums`: What there is of each row.
+    - `dkl`: The gradient of each row's divergence.
+    - `has_dkl`: Whether there are any; else each is 1.
+    - `n`: Their length.
+    - `factor`: What logits are multiplied by.
     """
     comptime F = DType.float32
     comptime P = MemoryPart[dtype, BLOCK_SIZE]
@@ -156,9 +154,7 @@ def columns_kernel[
     """Writes gradients of rows along any axis, of any dtype: a thread a part of a row, so that those of neighbouring rows read
     neighbours.
 
-    Parameters:
-        dtype: Dtype of the logits.
-        of_p: Whether gradients are those of p.
+    - `of_p`: Whether gradients are those of p.
 
     Args:
         dx: Gradients.

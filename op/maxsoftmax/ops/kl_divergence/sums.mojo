@@ -1,7 +1,6 @@
 """What a GPU sums of a row of two tensors in one read."""
 
 from std.math import exp2
-from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
@@ -16,11 +15,11 @@ from ...gpu.hardware.team import (
 )
 from ...gpu.hardware.tree_reduction import Shared
 from ...gpu.hardware.warp_reduction import lanes_reduce
-from ...gpu.partition.granules import Granule, turned
+from ...gpu.partition.granules import Granules, turned
 from ...gpu.partition.row import product
 from ...gpu.streaming_operations import LANES, Sums
 from ...gpu.tuning import Stream
-from ...io.rows import Target, VECTOR_BYTES
+from ...io.rows import Target
 from ...math.exponential import QuickScale, Scale
 from .row import SUMS, divergence
 
@@ -102,9 +101,6 @@ struct _Side[width: SIMDLength](TrivialRegisterPassable):
 
 struct DivergenceSums[of: DType](Sums):
     """The pairs of both tensors, and the sum of p's exponentials times z_p - z_q.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime dtype = Self.of
@@ -112,7 +108,7 @@ struct DivergenceSums[of: DType](Sums):
     # Each thread that merges units has five numbers of each.
     comptime tuned = Stream(128, 768, 2, False, 16, 1024)
     comptime exact = True
-    comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime width = Granules[Self.of].width
     comptime Whole = Both
     comptime Values = SIMD[DType.float32, Self.width]
 
@@ -132,11 +128,6 @@ struct DivergenceSums[of: DType](Sums):
 
     @staticmethod
     @inline(.always)
-    def filler() -> Scalar[Self.dtype]:
-        return neg_inf[Self.dtype]()
-
-    @staticmethod
-    @inline(.always)
     def nothing() -> Both:
         var none = Pair(neg_inf[DType.float32](), 0)
         return Both(none, none, 0)
@@ -144,11 +135,7 @@ struct DivergenceSums[of: DType](Sums):
     @inline(.always)
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         comptime F = DType.float32
         self.s *= self.p.raised(x, self.factor)
         _ = self.q.raised(other, self.factor)

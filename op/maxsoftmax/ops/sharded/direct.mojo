@@ -1,5 +1,9 @@
 """What a device computes of its shard, and of what all devices sent, on memory."""
 
+from std.math import ceildiv
+
+from ...gpu.hardware.pdl import pdl_attributes
+from ...gpu.totals import MAX_PARTS, Parts
 from ...io.rounding import rounded
 from ...io.rows import Rows, Source, Target
 from ...math.loss import LossOptions, Reduction, Targets, log_of_sum
@@ -7,11 +11,14 @@ from ...math.online import Sum, accumulator
 from ...queue import Queue
 from .cpu import second_on_cpu, sums_on_cpu
 from .gpu import (
-    losses_on_gpu,
-    pairs_on_gpu,
+    BLOCK_SIZE,
+    FEW,
+    losses_kernel,
+    pairs_kernel,
+    row_blocks,
     second_on_gpu,
     sums_on_gpu,
-    targets_on_gpu,
+    targets_kernel,
 )
 from .rows import Message, own_target, whole_pair
 
@@ -47,8 +54,19 @@ def own_targets[
         queue: Where to compute.
     """
     comptime if target == "gpu":
-        targets_on_gpu(
-            own, header, targets, rows, start, classes, ignored, chosen, queue
+        queue.launch[targets_kernel](
+            own,
+            header,
+            targets,
+            Int64(rows.count()),
+            Int64(rows.n),
+            Int64(start),
+            Int64(classes),
+            Int64(ignored),
+            Int64(chosen),
+            grid_dim=row_blocks(rows),
+            block_dim=BLOCK_SIZE,
+            attributes=pdl_attributes(),
         )
     else:
         header[unsafe_offset=0] = Int64(rows.n)
@@ -93,17 +111,34 @@ def losses_of_rows[
     """
     comptime accum = accumulator[dtype]()
     comptime if target == "gpu":
-        losses_on_gpu(
-            losses,
-            pairs,
-            gathered,
-            devices,
-            step,
-            targets,
-            rows,
-            options,
-            queue,
-        )
+
+        @inline(.always)
+        def launch[
+            block_size: Int
+        ](parts: Target[accum], blocks: Int) raises {imm}:
+            queue.launch[losses_kernel[dtype, block_size]](
+                losses,
+                parts,
+                pairs,
+                gathered,
+                Int64(devices),
+                Int64(step),
+                targets,
+                Int64(rows.count()),
+                Int64(options.ignored),
+                options.smoothing,
+                Int64(options.reduction.value),
+                grid_dim=blocks,
+                block_dim=block_size,
+                attributes=pdl_attributes(),
+            )
+
+        if rows.count() <= FEW:
+            launch[MAX_PARTS](pairs, 1)
+            return
+        var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE), queue)
+        launch[BLOCK_SIZE](parts.pointer(), parts.blocks)
+        parts.add(losses, options, pairs.unsafe_offset(2 * rows.count()), queue)
     else:
         var message = Message[accum](gathered, devices, step, rows.count())
         var sum = Sum[accum, 1]()
@@ -150,7 +185,16 @@ def pairs_of_rows[
         queue: Where to compute.
     """
     comptime if target == "gpu":
-        pairs_on_gpu(sums, pairs, gathered, devices, rows, queue)
+        queue.launch[pairs_kernel[dtype]](
+            sums,
+            pairs,
+            gathered,
+            Int64(devices),
+            Int64(rows.count()),
+            grid_dim=row_blocks(rows),
+            block_dim=BLOCK_SIZE,
+            attributes=pdl_attributes(),
+        )
     else:
         for row in range(rows.count()):
             var m, d = whole_pair(

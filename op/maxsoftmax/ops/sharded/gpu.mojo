@@ -15,7 +15,7 @@ from max.gpu.host import Dim
 from ...gpu.fallback import columns_of_block
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID, plus, tree_reduce
-from ...gpu.totals import MAX_PARTS, Parts, Total
+from ...gpu.totals import MAX_PARTS, Total
 from ...io.rounding import rounded
 from ...io.rows import Rows, Source, Target, VECTOR_BYTES
 from ...math.gradient import Gradient
@@ -89,22 +89,17 @@ def losses_kernel[
 ):
     """Writes the pair of each whole row and its loss, or leaves what losses come to.
 
-    Parameters:
-        dtype: Dtype of the logits.
-        block_size: Threads a block: `MAX_PARTS` of a single one.
-
-    Args:
-        losses: As of `direct.losses_of_rows`.
-        parts: Where each of several blocks leaves what its losses come to.
-        pairs: (m, d) of each row, and behind them how many rows count.
-        gathered: What devices sent.
-        devices: How many.
-        step: Numbers from one device's message to the next.
-        targets: Class of each row, counted over all devices.
-        rows: How many.
-        ignored: The class of rows that do not count.
-        smoothing: The share of a target that is spread over all classes.
-        reduction: What becomes of the losses.
+    - `block_size`: Threads a block: `MAX_PARTS` of a single one.
+    - `losses`: As of `direct.losses_of_rows`.
+    - `parts`: Where each of several blocks leaves what its losses come to.
+    - `pairs`: (m, d) of each row, and behind them how many rows count.
+    - `gathered`: What devices sent.
+    - `devices`: How many.
+    - `step`: Numbers from one device's message to the next.
+    - `targets`: Class of each row, counted over all devices.
+    - `ignored`: The class of rows that do not count.
+    - `smoothing`: The share of a target that is spread over all classes.
+    - `reduction`: What becomes of the losses.
     """
     comptime accum = accumulator[dtype]()
     var message = Message[accum](gathered, Int(devices), Int(step), Int(rows))
@@ -148,9 +143,6 @@ def pairs_kernel[
     rows: Int64,
 ):
     """Writes the pair of each whole row, and ln Σ exp of it. Arguments are as of `direct.pairs_of_rows`.
-
-    Parameters:
-        dtype: Dtype of the logits.
     """
     pdl_wait()
     for row in range(
@@ -198,19 +190,13 @@ def second_kernel[
 ):
     """Writes the second pass over contiguous rows: each block a part of a row.
 
-    Parameters:
-        dtype: Dtype of the tensors.
-        what: One of `Second`.
-        aligned: Whether vectors of all tensors are, and rows are made of them.
-
-    Args:
-        result: As of `direct.second_pass`.
-        x: Logits, or results.
-        other: The gradients of results, if these are.
-        numbers: What devices sent.
-        devices: How many.
-        rows: How many.
-        n: Length of each.
+    - `what`: One of `Second`.
+    - `aligned`: Whether vectors of all tensors are, and rows are made of them.
+    - `result`: As of `direct.second_pass`.
+    - `x`: Logits, or results.
+    - `other`: The gradients of results, if these are.
+    - `numbers`: What devices sent.
+    - `devices`: How many.
     """
     comptime accum = accumulator[dtype]()
     # Elements of a vector that is not aligned lie apart, so that neighbours are read together.
@@ -273,9 +259,7 @@ def second_columns_kernel[
     """Writes the second pass over rows along any axis: each thread a part of a row, so that those of neighbouring rows read
     neighbours.
 
-    Parameters:
-        dtype: Dtype of the tensors.
-        what: One of `Second`.
+    - `what`: One of `Second`.
 
     Args:
         result: As of `direct.second_pass`.
@@ -336,18 +320,11 @@ def units_kernel[
 ):
     """Writes the sum of each unit of contiguous rows, whose order of additions follows from its place in the row alone.
 
-    Parameters:
-        dtype: Dtype of the tensors.
-        log: Whether results are logarithms of probabilities.
-        aligned: Whether vectors of both tensors are, and rows are made of them.
-
-    Args:
-        sums: (rows, units).
-        y: Results.
-        dy: Their gradients.
-        rows: How many.
-        n: Length of each.
-        units: How many a row has.
+    - `log`: Whether results are logarithms of probabilities.
+    - `aligned`: Whether vectors of both tensors are, and rows are made of them.
+    - `sums`: (rows, units).
+    - `dy`: Their gradients.
+    - `units`: How many a row has.
     """
     comptime accum = accumulator[dtype]()
     comptime exact = size_of[dtype]() > 2
@@ -390,11 +367,9 @@ def merge_kernel[
     Parameters:
         accum: Dtype of the sums.
 
-    Args:
-        sums: (rows,).
-        parts: (rows, units).
-        rows: How many.
-        units: How many a row has.
+    - `sums`: (rows,).
+    - `parts`: (rows, units).
+    - `units`: How many a row has.
     """
     pdl_wait()
     for row in range(
@@ -424,18 +399,13 @@ def sums_kernel[
 ):
     """Writes the sum of each row along any axis, as `fallback` walks them.
 
-    Parameters:
-        dtype: Dtype of the tensors.
-        log: Whether results are logarithms of probabilities.
-
-    Args:
-        sums: One a row.
-        y: Results.
-        dy: Their gradients.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        columns: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
+    - `log`: Whether results are logarithms of probabilities.
+    - `sums`: One a row.
+    - `dy`: Their gradients.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `columns`: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
     """
     comptime accum = accumulator[dtype]()
     comptime exact = size_of[dtype]() > 2
@@ -469,100 +439,6 @@ def sums_kernel[
         )
         if thread < Int(columns) and taken:
             sums[unsafe_offset=before * Int(inner) + after] = sum.value
-
-
-def targets_on_gpu(
-    own: Target[DType.int64],
-    header: Target[DType.int64],
-    targets: Targets,
-    rows: Rows,
-    start: Int,
-    classes: Int,
-    ignored: Int,
-    chosen: Int,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.own_targets` does."""
-    queue.launch[targets_kernel](
-        own,
-        header,
-        targets,
-        Int64(rows.count()),
-        Int64(rows.n),
-        Int64(start),
-        Int64(classes),
-        Int64(ignored),
-        Int64(chosen),
-        grid_dim=_blocks(rows),
-        block_dim=BLOCK_SIZE,
-        attributes=pdl_attributes(),
-    )
-
-
-def losses_on_gpu[
-    dtype: DType
-](
-    losses: Target[dtype],
-    pairs: Target[accumulator[dtype]()],
-    gathered: Source[accumulator[dtype]()],
-    devices: Int,
-    step: Int,
-    targets: Targets,
-    rows: Rows,
-    options: LossOptions,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.losses_of_rows` does."""
-    comptime accum = accumulator[dtype]()
-
-    @inline(.always)
-    def launch[block_size: Int](parts: Target[accum], blocks: Int) raises {imm}:
-        queue.launch[losses_kernel[dtype, block_size]](
-            losses,
-            parts,
-            pairs,
-            gathered,
-            Int64(devices),
-            Int64(step),
-            targets,
-            Int64(rows.count()),
-            Int64(options.ignored),
-            options.smoothing,
-            Int64(options.reduction.value),
-            grid_dim=blocks,
-            block_dim=block_size,
-            attributes=pdl_attributes(),
-        )
-
-    if rows.count() <= FEW:
-        launch[MAX_PARTS](pairs, 1)
-        return
-    var parts = Parts[accum](ceildiv(rows.count(), BLOCK_SIZE), queue)
-    launch[BLOCK_SIZE](parts.pointer(), parts.blocks)
-    parts.add(losses, options, pairs.unsafe_offset(2 * rows.count()), queue)
-
-
-def pairs_on_gpu[
-    dtype: DType
-](
-    sums: Target[dtype],
-    pairs: Target[accumulator[dtype]()],
-    gathered: Source[accumulator[dtype]()],
-    devices: Int,
-    rows: Rows,
-    queue: Queue,
-) raises:
-    """Enqueues what `direct.pairs_of_rows` does."""
-    queue.launch[pairs_kernel[dtype]](
-        sums,
-        pairs,
-        gathered,
-        Int64(devices),
-        Int64(rows.count()),
-        grid_dim=_blocks(rows),
-        block_dim=BLOCK_SIZE,
-        attributes=pdl_attributes(),
-    )
 
 
 def second_on_gpu[
@@ -619,7 +495,9 @@ def second_on_gpu[
             Int64(rows.n),
             Int64(rows.inner),
             grid_dim=Dim(
-                _blocks(rows), min(ceildiv(rows.n, 2 * ROUNDS), MAX_GRID_Y), 1
+                row_blocks(rows),
+                min(ceildiv(rows.n, 2 * ROUNDS), MAX_GRID_Y),
+                1,
             ),
             block_dim=BLOCK_SIZE,
             attributes=pdl_attributes(),
@@ -662,7 +540,7 @@ def sums_on_gpu[
             memory.pointer,
             Int64(rows.count()),
             Int64(units),
-            grid_dim=_blocks(rows),
+            grid_dim=row_blocks(rows),
             block_dim=BLOCK_SIZE,
             attributes=pdl_attributes(),
         )
@@ -683,6 +561,6 @@ def sums_on_gpu[
         )
 
 
-def _blocks(rows: Rows) -> Int:
+def row_blocks(rows: Rows) -> Int:
     """Returns how many blocks have a thread for each row."""
     return max(1, min(ceildiv(rows.count(), BLOCK_SIZE), MAX_GRID))

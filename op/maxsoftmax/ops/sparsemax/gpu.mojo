@@ -71,13 +71,11 @@ def sparsemax_kernel[
         held: Vectors that a thread keeps in registers: as many as there are in rows of this length. 0 where rows are longer,
             of which only what is above -1 is kept, in shared memory if there is room.
 
-    Args:
-        y: Probabilities.
-        x: Logits.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension, and the distance between neighbours in a row.
-        columns: Rows a block, a power of two up to `TOGETHER`.
+    - `y`: Probabilities.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension, and the distance between neighbours in a row.
+    - `columns`: Rows a block, a power of two up to `TOGETHER`.
     """
     comptime accum = accumulator[dtype]()
     comptime most = most_threads[contiguous, threads]()
@@ -278,11 +276,8 @@ def rows_on_gpu[
     Parameters:
         dtype: Dtype of both tensors.
 
-    Args:
-        y: Probabilities, not in the memory of `x`.
-        x: Logits.
-        rows: Rows along the last axis.
-        queue: Where kernels are launched.
+    - `y`: Probabilities, not in the memory of `x`.
+    - `rows`: Rows along the last axis.
     """
     comptime width = vector_of[dtype, True]()
     comptime wide = size_of[accumulator[dtype]()]() // 4
@@ -325,11 +320,8 @@ def columns_on_gpu[
     Parameters:
         dtype: Dtype of both tensors.
 
-    Args:
-        y: Probabilities, not in the memory of `x`.
-        x: Logits.
-        rows: Rows along any axis.
-        queue: Where kernels are launched.
+    - `y`: Probabilities, not in the memory of `x`.
+    - `rows`: Rows along any axis.
     """
     var columns = min(TOGETHER, next_power_of_two(rows.inner))
 
@@ -370,12 +362,10 @@ def gradients_on_gpu[
         dtype: Dtype of all tensors.
         contiguous: Whether rows are along the last axis.
 
-    Args:
-        dx: Gradient of the logits.
-        y: Results of the forward op.
-        dy: Their gradient.
-        rows: How the memory is divided into rows.
-        queue: Where kernels are launched.
+    - `dx`: Gradient of the logits.
+    - `y`: Results of the forward op.
+    - `dy`: Their gradient.
+    - `rows`: How the memory is divided into rows.
     """
     var outer, inner, columns = rows.count(), 1, 1
     comptime if not contiguous:

@@ -43,17 +43,12 @@ def sums_kernel[
 ):
     """Writes (m, d, h) of rows along any axis, of any dtype: as `fallback` walks them.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        sums: (m, d, h) of each row.
-        x: Logits.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        columns: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
-        factor: What logits are multiplied by.
+    - `sums`: (m, d, h) of each row.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `columns`: Rows a block takes at a time, a power of two up to `BLOCK_SIZE`.
+    - `factor`: What logits are multiplied by.
     """
     comptime accum = accumulator[dtype]()
     var maxima = unsafe_stack_allocation[
@@ -127,21 +122,16 @@ def log_probs_kernel[
 ):
     """Writes the logarithms of the probabilities of all tokens, a thread a token, and the entropy of each row, if it is wanted.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        log_probs: One a token.
-        entropy: One a row.
-        has_entropy: Whether it is wanted.
-        sums: (m, d, h) of each row.
-        x: Logits.
-        tokens: The tokens of row 0, then those of row 1 and so on.
-        each: How many of a row.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        factor: What logits are multiplied by.
+    - `log_probs`: One a token.
+    - `entropy`: One a row.
+    - `has_entropy`: Whether it is wanted.
+    - `sums`: (m, d, h) of each row.
+    - `tokens`: The tokens of row 0, then those of row 1 and so on.
+    - `each`: How many of a row.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `factor`: What logits are multiplied by.
     """
     var rows = Rows(Int(outer), Int(n), Int(inner))
     var count = rows.count()

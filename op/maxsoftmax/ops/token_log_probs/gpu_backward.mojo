@@ -115,13 +115,10 @@ def rows_kernel[
     Parameters:
         dtype: Dtype of the logits, of 4 bytes or 2.
 
-    Args:
-        dx: Gradients.
-        x: Logits.
-        kept: What `terms_kernel` left.
-        rows: How many.
-        n: Their length.
-        factor: What logits are multiplied by.
+    - `dx`: Gradients.
+    - `kept`: What `terms_kernel` left.
+    - `n`: Their length.
+    - `factor`: What logits are multiplied by.
     """
     comptime P = MemoryPart[dtype, BLOCK_SIZE]
     comptime vectors = ELEMENTS // P.width
@@ -198,17 +195,12 @@ def columns_kernel[
     """Second launch for rows along any axis, of any dtype: a thread a part of a row, so that those of neighbouring rows read
     neighbours.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        dx: Gradients.
-        x: Logits.
-        kept: What `terms_kernel` left.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        factor: What logits are multiplied by.
+    - `dx`: Gradients.
+    - `kept`: What `terms_kernel` left.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `factor`: What logits are multiplied by.
     """
     comptime accum = accumulator[dtype]()
     var rows = Rows(Int(outer), Int(n), Int(inner))
@@ -247,20 +239,15 @@ def tokens_kernel[
 ):
     """Third launch: the gradients of the logits of tokens, a thread a token; of one that is there twice either writes the same.
 
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        dx: Gradients.
-        x: Logits.
-        kept: What `terms_kernel` left.
-        tokens: The tokens of row 0, then those of row 1 and so on.
-        each: How many of a row.
-        dlog_probs: The gradients of the tokens' logarithms.
-        outer: First dimension.
-        n: Length of the rows.
-        inner: Last dimension.
-        factor: What logits are multiplied by.
+    - `dx`: Gradients.
+    - `kept`: What `terms_kernel` left.
+    - `tokens`: The tokens of row 0, then those of row 1 and so on.
+    - `each`: How many of a row.
+    - `dlog_probs`: The gradients of the tokens' logarithms.
+    - `outer`: First dimension.
+    - `n`: Length of the rows.
+    - `inner`: Last dimension.
+    - `factor`: What logits are multiplied by.
     """
     comptime accum = accumulator[dtype]()
     var rows = Rows(Int(outer), Int(n), Int(inner))

@@ -1,7 +1,6 @@
 """What a GPU sums of a row in one read: its maximum, the sum of its exponentials, and what the entropy needs beside."""
 
 from std.math import exp2
-from std.sys import size_of
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
@@ -16,10 +15,10 @@ from ...gpu.hardware.team import (
 )
 from ...gpu.hardware.tree_reduction import Shared
 from ...gpu.hardware.warp_reduction import lanes_reduce
-from ...gpu.partition.granules import Granule, turned
+from ...gpu.partition.granules import Granules, turned
 from ...gpu.streaming_operations import LANES, Sums
 from ...gpu.tuning import Tuned
-from ...io.rows import Target, VECTOR_BYTES
+from ...io.rows import Target
 from ...math.exponential import QuickScale, Scale, logarithm
 from .row import SUMS
 
@@ -55,16 +54,12 @@ struct Moments(TrivialRegisterPassable):
 
 struct EntropySums[of: DType](Sums):
     """The maximum of a row, the sum of its exponentials, and that of these times what each is below the maximum.
-
-    Parameters:
-        of: Dtype of the logits.
     """
 
     comptime dtype = Self.of
-    comptime inputs = 1
     comptime tuned = Tuned.exponentials(True)
     comptime exact = True
-    comptime width = VECTOR_BYTES // size_of[Self.of]()
+    comptime width = Granules[Self.of].width
     comptime Whole = Moments
     comptime Values = SIMD[DType.float32, Self.width]
 
@@ -89,22 +84,13 @@ struct EntropySums[of: DType](Sums):
 
     @staticmethod
     @inline(.always)
-    def filler() -> Scalar[Self.dtype]:
-        return neg_inf[Self.dtype]()
-
-    @staticmethod
-    @inline(.always)
     def nothing() -> Moments:
         return Moments(Pair(neg_inf[DType.float32](), 0), 0)
 
     @inline(.always)
     def add[
         count: Int
-    ](
-        mut self,
-        x: Array[Granule[Self.dtype], count],
-        other: Array[Granule[Self.dtype], count],
-    ):
+    ](mut self, x: Self.Taken[count], other: Self.Taken[count]):
         comptime F = DType.float32
         var largest = x[0]
         comptime for j in range(1, count):
