@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc):
 
 LONGEST = {
     *("test_cross_compile", "test_ops", "test_ops_sharded", "test_fusion", "test_graphs", "test_readme", "test_cli"),
-    *("test_bench_call", "test_bfloat16", "test_dropin", "test_kernels", "test_tasks", "test_train"),
+    *("test_bench_call", "test_bfloat16", "test_dropin", "test_kernels", "test_launches", "test_tasks", "test_train"),
     *("test_jax_sharded", "test_out_dtype", "test_torch_distributed", "test_torch_dtensor"),
 }
 """Files that compile for half a minute and more."""

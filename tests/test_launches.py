@@ -1,0 +1,66 @@
+"""What the host has a GPU do, looked at without one; see `launches/record.py`."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from maxsoftmax import _native
+from maxsoftmax._native import build
+
+pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler here")
+
+
+@pytest.fixture(scope="module")
+def calls(root, environment):
+    """What softmax launches on an H200, by (outer, n, inner) and whether rows begin at a multiple of 16 bytes."""
+    library = _native.Library("softmax", "float32", _native.Target("gpu", "sm_90a"))
+    with build.built(library) as path:
+        command = [sys.executable, str(root / "tests" / "launches" / "record.py"), "softmax", "float32", str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found, launches = {}, []
+    for line in done.stdout.splitlines():
+        if line.startswith("launch"):
+            launches.append(line)
+            continue
+        told = re.fullmatch(r"call softmax float32 \((\d+), (\d+), (\d+)\) \(\) shift=(\d): scratch=(\d+)", line)
+        assert told, line
+        found[(*map(int, told.groups()[:3]), told[4] == "0")] = launches
+        launches = []
+    assert len(found) > 1000
+    return found
+
+
+def numbers(launch, name):
+    return [int(number) for number in re.search(rf" {name}=([\d,]+)", launch)[1].split(",")]
+
+
+def test_every_launch_is_one_that_the_gpu_accepts(calls):
+    for launches in calls.values():
+        assert 1 <= len(launches) <= 2
+        for launch in launches:
+            grid, block = numbers(launch, "grid"), numbers(launch, "block")
+            assert 1 <= grid[0] < 1 << 31
+            assert all(1 <= blocks <= 65535 for blocks in grid[1:])
+            assert block[0] % 32 == 0
+            assert 32 <= block[0] <= 1024
+            assert block[1:] == [1, 1]
+            assert numbers(launch, "bytes")[0] <= 227 << 10
+            assert "dependent=1" in launch
+            if "cluster" in launch:
+                blocks, *others = numbers(launch, "cluster")
+                assert blocks <= 8
+                assert grid[0] % blocks == 0
+                assert others == [1, 1]
+
+
+def test_which_kernel_a_row_has_is_not_a_matter_of_how_many_there_are(calls):
+    kernels = {}
+    for (outer, n, inner, aligned), launches in calls.items():
+        if inner == 1:
+            names = [(launch.split()[1], numbers(launch, "lines"), numbers(launch, "block")) for launch in launches]
+            kernels.setdefault((n, aligned), {})[outer] = names
+    for of_counts in kernels.values():
+        assert all(names == of_counts[1] for names in of_counts.values())
