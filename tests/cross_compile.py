@@ -1,4 +1,4 @@
-"""Compiles ops for a GPU that need not be there: python cross_compile.py ARCHITECTURE softmax|relatives."""
+"""Compiles ops for a GPU that need not be there: python cross_compile.py ARCHITECTURE few|softmax|relatives."""
 
 import sys
 from pathlib import Path
@@ -19,6 +19,11 @@ from maxsoftmax import ops  # noqa: E402
 from maxsoftmax._arguments import ALGORITHMS, DTYPES  # noqa: E402
 
 GPU = DeviceRef.GPU()
+
+
+def few(x: TensorValue) -> list[TensorValue]:
+    """Returns softmax along each kind of axis, and by a kernel of the ladder."""
+    return [ops.softmax(x), ops.softmax(x, axis=1), ops.softmax(x, algorithm="tree")]
 
 
 def softmaxes(*values: TensorValue) -> list[TensorValue]:
@@ -60,6 +65,7 @@ def relatives(*values: TensorValue) -> list[TensorValue]:
 
 
 TYPES = {
+    few: [TensorType(DType.float32, ("a", "b", "c"), GPU)],
     softmaxes: [
         *[TensorType(dtype, ("a", "b", "c"), GPU) for dtype in DTYPES],
         TensorType(DType.float32, (64, 50257), GPU),
@@ -72,7 +78,7 @@ TYPES = {
     ],
 }
 
-build = {"softmax": softmaxes, "relatives": relatives}[what]
+build = {"few": few, "softmax": softmaxes, "relatives": relatives}[what]
 with Graph("cross", input_types=TYPES[build], custom_extensions=[maxsoftmax.extension()]) as graph:
     graph.output(*build(*(value.tensor for value in graph.inputs)))
 with TemporaryDirectory() as folder:

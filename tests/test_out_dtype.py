@@ -196,7 +196,8 @@ def model(device):
     """Softmax and its logarithm of some pairs of dtypes, with something to fuse and without."""
     where = runtime.device(device)
     place = DeviceRef.from_device(where)
-    pairs = [pair for pair in SOME if device == "gpu" or pair[1] not in FLOAT8]
+    # A CPU has no float8 in graphs, and its kernels take ten seconds a pair to compile.
+    pairs = SOME if device == "gpu" else [("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float16")]
     with Graph(
         "out_dtype",
         input_types=[TensorType(getattr(DType, of), ("a", "n"), place) for of, _ in pairs],
