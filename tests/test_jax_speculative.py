@@ -83,3 +83,26 @@ def test_bits_are_those_of_two_passes_whatever_was_foreseen(device, n, dtype, pl
             losses, found = step(x, w)
             same(losses, expected[0])
             same(found, dx)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "have"), [(["9.0", "10.0"], True), (["9.0", "8.0"], False), (["gfx942"], False)]
+)
+def test_which_gpus_compute_ahead(monkeypatch, capabilities, have):
+    class Gpu:
+        local_hardware_id = 0
+
+        def __init__(self, compute_capability):
+            self.compute_capability = compute_capability
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Gpu(each) for each in capabilities])
+    monkeypatch.setattr(differentiable.devices, "target", lambda device: None)
+    monkeypatch.setattr(differentiable.load, "is_there", lambda library: True)
+    compute = differentiable._have_gradients_ahead.__wrapped__
+    assert compute("float32") == have
+    monkeypatch.setattr(differentiable.load, "is_there", _no_compiler)
+    assert not compute("float32")
+
+
+def _no_compiler(library):
+    raise differentiable.CompilerError("there is none")

@@ -298,14 +298,14 @@ def _has_gradients_ahead(x: Any, axis: int) -> bool:
 def _have_gradients_ahead(dtype: str) -> bool:
     """Returns whether all GPUs of the process have clusters, and there are libraries for them, or a compiler."""
     found = jax.local_devices(backend="gpu")
-    if not all(float(getattr(device, "compute_capability", 0)) >= 9 for device in found):
-        return False
     try:
-        for name in SPECULATIVE:
+        # Other makers' GPUs have names here.
+        clusters = all(float(getattr(device, "compute_capability", 0)) >= 9 for device in found)
+        for name in SPECULATIVE if clusters else ():
             load.is_there(library(name, dtype, devices.target(found[0].local_hardware_id)))
-    except CompilerError:
+    except (CompilerError, ValueError):
         return False
-    return True
+    return clusters
 
 
 def _tokens(name: str) -> None:
