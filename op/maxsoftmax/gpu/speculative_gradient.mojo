@@ -26,7 +26,6 @@ from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from ..math.loss import (
     Class,
     LossOptions,
-    Reduction,
     Smoothing,
     Targets,
     Upstream,
@@ -46,14 +45,12 @@ from .hardware.team import greater, team_reduce
 from .partition.granules import Granule
 from .partition.row import again
 from .partition.unit import Unit, unit_elements
+from .resident_units import MAX_UNITS
 from .streaming_operations import Exponentials
 from .totals import BLOCK_SIZE
 
 comptime LEAST = 57344
 """Elements that rows are longer than: shorter ones have their pairs from other kernels."""
-
-comptime MAX_UNITS = 128
-"""Units of a row at most: of each a block has a pair in its shared memory."""
 
 comptime MAX_THREADS = 512
 """Threads a block at most, two of which a multiprocessor is to hold."""
@@ -100,7 +97,7 @@ struct Expected(TrivialRegisterPassable):
         )
 
 
-def is_held[dtype: DType](x: Source[dtype], rows: Rows) -> Bool:
+def is_held[dtype: DType](rows: Rows) -> Bool:
     """Returns whether a cluster holds a row by the units of `losses`, whose pairs those are then.
     """
     comptime width = VECTOR_BYTES // size_of[dtype]()
@@ -354,7 +351,7 @@ def losses_and_gradients[
         queue: Where kernels are launched.
     """
     comptime S = Exponentials[dtype, True]
-    if not is_held(x, rows):
+    if not is_held[dtype](rows):
         raise Error("rows of this length have no gradients ahead")
     var units = ceildiv(rows.n, unit_elements[dtype](S.tuned.rounds))
     queue.launch[speculative_kernel[dtype]](
