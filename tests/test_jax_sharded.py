@@ -1,14 +1,22 @@
-"""Arrays that are divided over devices: each test is a process of its own, of several devices."""
+"""Arrays that are divided over devices: each test is a process of its own, of several devices of a CPU or two GPUs."""
 
 import textwrap
 
 import pytest
 from jax_arrays import run
+from max.driver import accelerator_count
+
+
+def flags(device, count):
+    """Returns what XLA has to be told of so many devices."""
+    if device == "cpu":
+        return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+    if accelerator_count() < count:
+        pytest.skip(f"fewer than {count} GPUs")
+    return {"JAX_PLATFORMS": "cuda"}
 
 
 def test_sharded_arrays_under_shard_map(environment, device):
-    if device == "gpu":
-        pytest.skip("one GPU has no mesh of two")
     program = """
         import jax, maxsoftmax.jax as ours, numpy as np
         from jax import numpy as jnp
@@ -40,7 +48,7 @@ def test_sharded_arrays_under_shard_map(environment, device):
         assert (jax.jit(ours.softmax)(split) == ours.softmax(x)).all()
         print("done")
     """
-    assert "done" in run(program, environment, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert "done" in run(program, environment, **flags(device, 2))
 
 
 DIVIDED = """
@@ -49,8 +57,9 @@ DIVIDED = """
     from jax import lax, numpy as jnp
     from jax.sharding import AxisType, PartitionSpec as P
 
-    mesh = jax.make_mesh((4,), ("v",), axis_types=(AxisType.Auto,))
-    square = jax.make_mesh((2, 2), ("rows", "v"), axis_types=(AxisType.Auto,) * 2)
+    count = len(jax.devices())
+    mesh = jax.make_mesh((count,), ("v",), axis_types=(AxisType.Auto,))
+    square = jax.make_mesh((count // 2, 2), ("rows", "v"), axis_types=(AxisType.Auto,) * 2)
     V = P(None, "v")
     rng = np.random.default_rng(0)
 
@@ -67,24 +76,22 @@ DIVIDED = """
 
     x, labels = normal(6, 40), jnp.asarray(rng.integers(0, 40, 6)).at[1].set(-100)
 """
-"""What programs on four devices begin with."""
-
-
-def _run_on_four(program, environment):
-    whole = textwrap.dedent(DIVIDED) + textwrap.dedent(program) + "print('done')"
-    assert "done" in run(whole, environment, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+"""What programs on several devices begin with."""
 
 
 @pytest.fixture
-def four(environment, device):
-    """Runs a program on four devices."""
-    if device == "gpu":
-        pytest.skip("one GPU has no mesh of four")
-    return lambda program: _run_on_four(program, environment)
+def divided(environment, device):
+    """Runs a program on four devices of a CPU, or two GPUs."""
+    told = flags(device, {"cpu": 4, "gpu": 2}[device])
+
+    def divided(program):
+        assert "done" in run(textwrap.dedent(DIVIDED) + textwrap.dedent(program) + "print('done')", environment, **told)
+
+    return divided
 
 
-def test_divided_rows(four):
-    four("""
+def test_divided_rows(divided):
+    divided("""
         functions = {
             "softmax": (V, scipy.special.softmax), "log_softmax": (V, scipy.special.log_softmax),
             "logsumexp": (P(), scipy.special.logsumexp),
@@ -130,12 +137,12 @@ def test_divided_rows(four):
             np.testing.assert_allclose(f(odd), getattr(ours, name)(odd, axis=1), rtol=2e-6, atol=1e-37)
         f = sharded(lambda x: ours.logsumexp(x, axis=1, axis_name="v")[None], (V,), P("v"), check_vma=False)
         assert len({row.tobytes() for row in np.asarray(f(x))}) == 1
-        assert f(x[:0]).shape == (4, 0)
+        assert f(x[:0]).shape == (count, 0)
     """)
 
 
-def test_gradients_of_divided_rows(four):
-    four("""
+def test_gradients_of_divided_rows(divided):
+    divided("""
         change = normal(6, 40)
         for check in (True, False):
             for name in ("softmax", "log_softmax", "logsumexp"):
@@ -156,8 +163,8 @@ def test_gradients_of_divided_rows(four):
     """)
 
 
-def test_losses_of_divided_rows(four):
-    four("""
+def test_losses_of_divided_rows(divided):
+    divided("""
         def losses(share, **choices):
             f = lambda x, t: ours.cross_entropy(x, t, axis_name="v", label_smoothing=share)
             return sharded(f, (V, P()), P(), **choices)
@@ -198,7 +205,7 @@ def test_losses_of_divided_rows(four):
         np.testing.assert_allclose(losses(0.0)(x, small), ours.cross_entropy(x, small), rtol=1e-5)
         f = sharded(lambda x, t: ours.cross_entropy(x, t[0], axis_name="v"), (V, P("v")), P())
         try:
-            f(x, jnp.zeros((4, 6), int))
+            f(x, jnp.zeros((count, 6), int))
         except ValueError as error:
             assert str(error) == "labels may differ along v, but devices with shards of a row need its label"
         else:
@@ -210,7 +217,7 @@ def test_losses_of_divided_rows(four):
         np.testing.assert_allclose(f(x, labels), ours.cross_entropy(x, labels), rtol=1e-5)
         first = [jax.grad(lambda x: h(x, labels).mean())(x) for h in (f, ours.cross_entropy)]
         np.testing.assert_allclose(*first, atol=1e-6)
-        with jax.set_mesh(jax.make_mesh((2, 2), ("rows", "v"), axis_types=(AxisType.Explicit,) * 2)):
+        with jax.set_mesh(jax.make_mesh((count // 2, 2), ("rows", "v"), axis_types=(AxisType.Explicit,) * 2)):
             f = lambda x, t: ours.cross_entropy(x, t, axis_name="v")
             f = jax.jit(jax.shard_map(f, in_specs=both, out_specs=both[1]))
             mesh = jax.sharding.get_mesh()

@@ -1,4 +1,4 @@
-"""Rows that are split over devices of a graph, on a CPU that all shards are on, against one device and float64."""
+"""Rows that are split over devices of a graph, a CPU or two GPUs, against one device and float64."""
 
 import doctest
 
@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-from max.driver import Buffer
+from max.driver import Buffer, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
@@ -19,22 +19,23 @@ from test_gradients import close
 from test_graphs import known
 
 CPU = DeviceRef.CPU()
+GPUS = [DeviceRef.GPU(i) for i in range(3)]
 LENGTHS = (5, 0, 9)
 SMOOTHED = {"label_smoothing": 0.2, "reduction": "mean", "ignore_index": 3}
 functions = maxsoftmax.ops.sharded
 
 
-def results(shards, gradients, target, tokens, axis):
+def results(shards, gradients, target, tokens, signals, axis=1):  # noqa: PLR0917
     """Yields the name of each function, and what it returns for each device."""
-    y, z = functions.softmax(shards, axis=axis), functions.log_softmax(shards, axis=axis)
+    y, z = functions.softmax(shards, signals, axis), functions.log_softmax(shards, signals, axis)
     yield "softmax", y
     yield "log_softmax", z
-    yield "softmax_backward", functions.softmax_backward(y, gradients, axis=axis)
-    yield "log_softmax_backward", functions.log_softmax_backward(z, gradients, axis=axis)
-    yield "logsumexp", functions.logsumexp(shards, axis=axis)
-    yield "token_log_probs", functions.token_log_probs(shards, tokens, axis=axis)
+    yield "softmax_backward", functions.softmax_backward(y, gradients, signals, axis)
+    yield "log_softmax_backward", functions.log_softmax_backward(z, gradients, signals, axis)
+    yield "logsumexp", functions.logsumexp(shards, signals, axis)
+    yield "token_log_probs", functions.token_log_probs(shards, tokens, signals, axis=axis)
     for name, options in (("mean", SMOOTHED), ("none", {"reduction": "none"})):
-        loss, pairs = functions.cross_entropy_forward(shards, target, **options)
+        loss, pairs = functions.cross_entropy_forward(shards, target, signals, **options)
         yield name, loss
         yield f"{name} pairs", pairs
         dloss = loss if options.get("reduction") == "none" else None
@@ -42,26 +43,35 @@ def results(shards, gradients, target, tokens, axis):
 
 
 class Model:
-    """A graph of all functions of one dtype, with the classes along axis 1."""
+    """A graph of all functions of one dtype, with the classes along axis 1: on a CPU, or a GPU for each shard."""
 
-    def __init__(self, dtype, inner):
-        self.names, count = [], len(LENGTHS)
-        shards = [TensorType(known(dtype), ["rows", n, *inner], CPU) for n in LENGTHS]
-        types = [*shards, *shards, *[TensorType(DType.int64, ["rows", *inner], CPU)] * 2]
+    def __init__(self, dtype, inner, lengths=LENGTHS, on_gpus=False):
+        self.names, self.lengths, count = [], lengths, len(lengths)
+        places = GPUS[:count] if on_gpus else [CPU] * count
+        self.devices = runtime.devices()[1 : count + 1] if on_gpus else [runtime.device("cpu")]
+        shards = [TensorType(known(dtype), ["rows", n, *inner], at) for n, at in zip(lengths, places, strict=True)]
+        # Targets come to all GPUs, tokens to one for all.
+        types = [*shards, *shards, *(TensorType(DType.int64, ["rows", *inner], at) for at in (*places, places[0]))]
+        signals = Signals(places) if on_gpus else None
+        self.signals = signals.buffers() if signals else []
+        types += signals.input_types() if signals else []
         with Graph("sharded", input_types=types, custom_extensions=[maxsoftmax.extension()]) as graph:
-            given, outputs = [value.tensor for value in graph.inputs], []
-            for name, found in results(given[:count], given[count : 2 * count], *given[2 * count :], 1):
+            given, outputs = [value.tensor for value in graph.inputs[: 3 * count + 1]], []
+            parts = given[:count], given[count : 2 * count], given[2 * count : 3 * count], given[-1]
+            for name, found in results(*parts, graph.inputs[len(given) :]):
                 self.names += [name] * count
                 outputs += found
             graph.output(*outputs)
-        self.model = InferenceSession(devices=[runtime.device("cpu")]).load(graph)
+        self.model = InferenceSession(devices=self.devices).load(graph)
 
     def __call__(self, x, dy, target, tokens):
         """Returns what each function returns, by its name: a list, one a shard."""
-        starts, found = np.cumsum(LENGTHS)[:-1], {}
-        arguments = [*np.split(x, starts, 1), *np.split(dy, starts, 1), target, tokens]
-        for name, buffer in zip(self.names, self.model.execute(*map(buffer_of, arguments)), strict=True):
-            found.setdefault(name, []).append(array_of(buffer))
+        count, starts, found = len(self.lengths), np.cumsum(self.lengths)[:-1], {}
+        arguments = [*np.split(x, starts, 1), *np.split(dy, starts, 1), *[target] * count, tokens]
+        devices = [*[self.devices[i % len(self.devices)] for i in range(count)] * 3, self.devices[0]]
+        given = [buffer_of(each).to(device) for each, device in zip(arguments, devices, strict=True)]
+        for name, buffer in zip(self.names, self.model.execute(*given, *self.signals), strict=True):
+            found.setdefault(name, []).append(array_of(buffer.to(runtime.device("cpu"))))
         return found
 
 
@@ -81,19 +91,26 @@ def array_of(buffer):
 KINDS = [(dtype, ()) for dtype in contract.DTYPES] + [(np.float32, (4,))]
 MODELS = [
     pytest.param(
-        (dtype, inner),
+        (dtype, inner, LENGTHS, False),
         id=f"{np.dtype(dtype).name}{len(inner) or ''}",
         # Each is compiled for more than a minute.
         marks=[pytest.mark.slow] * (np.dtype(dtype) != np.float32 or bool(inner)),
     )
     for dtype, inner in KINDS
+] + [
+    pytest.param((dtype, (), lengths, True), id=f"gpus-{np.dtype(dtype).name}-{lengths[0]}", marks=pytest.mark.gpu)
+    for dtype in (np.float32, ml_dtypes.bfloat16)
+    for lengths in ((5, 9), (0, 14))
 ]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request):
     """A dtype, the dimensions after the axis, and a model of them."""
-    return *request.param, Model(*request.param)
+    dtype, inner, lengths, on_gpus = request.param
+    if on_gpus and accelerator_count() < len(lengths):
+        pytest.skip(f"fewer than {len(lengths)} GPUs")
+    return dtype, inner, Model(*request.param)
 
 
 def made(dtype, inner=(), rows=9):
@@ -153,7 +170,7 @@ def test_results_are_those_of_one_device(model):
         assert parts[0].dtype == (wide if name == "token_log_probs" else dtype)
         scale = max(1, np.abs(want).max())
         if np.ndim(want) == x.ndim:
-            assert tuple(part.shape[1] for part in parts) == LENGTHS
+            assert tuple(part.shape[1] for part in parts) == compiled.lengths
             close(np.concatenate(parts, 1), want, scale)
             continue
         close(parts[0], want, scale)
@@ -212,9 +229,6 @@ def test_what_is_no_class_is_nan(model):
 
 def shard(n=3, rows="rows", dtype=DType.float32, device=CPU):
     return TensorType(dtype, [rows, n], device)
-
-
-GPUS = [DeviceRef.GPU(i) for i in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Rows that are split over processes, against one process in float64.
+"""Rows that are split over processes of a CPU, or GPUs, against one process in float64.
 
-All processes of a size are started once, compute all cases, and leave what they found in files.
+All processes of a group are started once, compute all cases, and leave what they found in files.
 """
 
 import contextlib
@@ -29,6 +29,12 @@ from maxsoftmax.torch import _memory as memory  # noqa: E402
 from maxsoftmax.torch import _sharded as sharded  # noqa: E402
 
 LENGTHS = {2: [(5, 3), (0, 9), (700, 1300)], 3: [(4, 0, 6), (3, 3, 3)], 4: [(7, 0, 1, 5)]}
+GROUPS = [
+    *(pytest.param((world, "cpu"), id=str(world)) for world in LENGTHS),
+    pytest.param((2, "cuda"), id="2-gpus", marks=pytest.mark.gpu),
+]
+"""How many processes there are, and where each computes."""
+
 GATHERS = [name for name in ("all_gather_single", "all_gather_into_tensor", "all_gather") if hasattr(dist, name)]
 OTHERS = ["all_reduce", "broadcast", "reduce_scatter_tensor", "all_gather_object", "barrier", "send", "recv"]
 ALLOWED = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3}
@@ -46,12 +52,13 @@ class Case(NamedTuple):
     first: bool = False
 
     def shard(self, rank):
-        return self.x.split(self.lengths, self.dim)[rank].clone(memory_format=torch.preserve_format)
+        part = self.x.split(self.lengths, self.dim)[rank].clone(memory_format=torch.preserve_format)
+        return part.to(torch.get_default_device())
 
     def run(self, functions, x):
         if self.target is None:
             return getattr(functions, self.name)(x, self.dim)
-        return functions.cross_entropy(x, self.target, **dict(self.options))
+        return functions.cross_entropy(x, self.target.to(x.device), **dict(self.options))
 
 
 def all_cases(world):
@@ -152,7 +159,7 @@ def computed(case, rank):
     with counted() as forward:
         y = case.run(sharded_functions, x)
     with counted() as backward:
-        (dx,) = torch.autograd.grad(y, x, dy.to(y.dtype))
+        (dx,) = torch.autograd.grad(y, x, dy.to(y))
     return {"y": y.detach(), "dx": dx, "forward": forward, "backward": backward, "strides": y.stride() == x.stride()}
 
 
@@ -165,12 +172,19 @@ def failure(function, *arguments, **options):
     return None
 
 
-def process(rank, world, folder):
-    """Computes all cases on one rank."""
+def process(rank, world, kind, folder):
+    """Computes all cases on one rank, on its GPU or the CPU."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    backend, extras = "gloo", [again, rows, special, beside, nothing, compiled]
+    if kind == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(rank)
+        torch.set_default_device(f"cuda:{rank}")
+    else:
+        extras += [refused, in_lists, in_groups]
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     found = {name: computed(case, rank) for name, case in all_cases(world).items()}
-    for extra in (again, rows, special, beside, refused, nothing, in_lists, in_groups, compiled):
+    for extra in extras:
         found[extra.__name__] = extra(rank, world)
     torch.save(found, f"{folder}/{rank}")
     dist.destroy_process_group()
@@ -191,7 +205,8 @@ def again(rank, world):
 def rows(rank, world):
     """Returns results for all rows, and for some alone."""
     case = Case("", normal(40, 100 * world).detach(), (100,) * world)
-    x, target = case.shard(rank), classes(40, n=100 * world)
+    x = case.shard(rank)
+    target = classes(40, n=100 * world, device=x.device)
     results = []
     for part in (slice(None), slice(11, 14)):
         probabilities = sharded_functions.softmax(x[part])
@@ -215,7 +230,7 @@ def special_logits(world):
 
 
 def special(rank, world):
-    x = special_logits(world)[:, 2 * rank : 2 * rank + 2].clone().requires_grad_()
+    x = special_logits(world)[:, 2 * rank : 2 * rank + 2].to(torch.get_default_device()).requires_grad_()
     target = torch.zeros(len(x), dtype=torch.int64)
     found = {name: getattr(sharded_functions, name)(x) for name in ("softmax", "log_softmax", "logsumexp")}
     for smoothing in (0.0, 0.2):
@@ -227,8 +242,8 @@ def special(rank, world):
 
 def beside(rank, world):
     """Returns the most memory that a call or its gradient takes beside arguments and results, and that of a shard."""
-    x = normal(64, 128 * world, dtype=torch.bfloat16).detach()[:, 128 * rank : 128 * rank + 128].clone()
-    target, largest = classes(64, n=128 * world), {}
+    x = Case("", normal(64, 512 * world, dtype=torch.bfloat16).detach(), (512,) * world).shard(rank)
+    target, largest = classes(64, n=512 * world, device=x.device), {}
     name = dist.group.WORLD.group_name
 
     def softmax(log):
@@ -320,7 +335,8 @@ def compiled(rank, world):
     """Returns results and gradients, compiled as one graph, and not, on two ranks."""
     if world > 2:
         return None
-    x, target, group = normal(4, 6, seed=rank), torch.tensor([0, 5, 6, 11]), dist.new_group([0, 1])
+    x = normal(4, 6, seed=rank, device=torch.get_default_device())
+    target, group = torch.tensor([0, 5, 6, 11]), dist.new_group([0, 1])
 
     def functions():
         for name in ("softmax", "log_softmax", "logsumexp"):
@@ -335,16 +351,18 @@ def compiled(rank, world):
     return found
 
 
-@pytest.fixture(scope="session", params=LENGTHS)
+@pytest.fixture(scope="session", params=GROUPS)
 def ranks(request, tmp_path_factory):
     """What each rank found."""
-    world, folder = request.param, tmp_path_factory.mktemp("ranks")
+    (world, kind), folder = request.param, tmp_path_factory.mktemp("ranks")
+    if kind == "cuda" and torch.cuda.device_count() < world:
+        pytest.skip(f"fewer than {world} GPUs")
     # Their libraries are built before, not by processes that wait for each other.
     for dtype in ALLOWED:
         for name in ("statistics", "shard", "shard_loss"):
-            memory.plan(name, torch.zeros(1, dtype=dtype), (1, 1, 1))
-    torch.multiprocessing.spawn(process, (world, str(folder)), world)
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(world)]
+            memory.plan(name, torch.zeros(1, dtype=dtype, device=kind), (1, 1, 1))
+    torch.multiprocessing.spawn(process, (world, kind, str(folder)), world)
+    return [torch.load(folder / str(rank), map_location="cpu", weights_only=False) for rank in range(world)]
 
 
 def numpy_of(x):
@@ -439,6 +457,8 @@ def test_nothing_else_is_of_the_size_of_a_shard(ranks):
 
 
 def test_what_cannot_be_is_refused_on_all_ranks(ranks):
+    if "refused" not in ranks[0]:
+        pytest.skip("a host does not wait for its GPU")
     for each in ranks:
         (first, below, ignored, smoothed, dtypes, lengths, other, few, negative, number) = each["refused"]
         n = 3 * len(ranks)
@@ -466,6 +486,8 @@ def test_without_rows_and_without_classes(ranks):
 
 
 def test_a_backend_may_gather_into_lists(ranks):
+    if "in_lists" not in ranks[0]:
+        pytest.skip("NCCL gathers into one tensor")
     for each in ranks:
         usual, listed, calls = each["in_lists"]
         assert usual.equal(listed)
@@ -474,7 +496,7 @@ def test_a_backend_may_gather_into_lists(ranks):
 
 def test_groups_of_classes_inside_groups_of_rows(ranks):
     for each in ranks:
-        if each["in_groups"]:
+        if each.get("in_groups"):
             loss, gradient, want, wanted, outside = each["in_groups"]
             close(loss, want, torch.float32)
             close(gradient, wanted, torch.float32)
@@ -561,11 +583,14 @@ def test_the_example_of_the_module():
     assert doctest.DocTestRunner().run(parsed).failed == 0
 
 
-def test_a_head_that_is_split_has_the_losses_of_one_that_is_not(root):
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_a_head_that_is_split_has_the_losses_of_one_that_is_not(root, backend):
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than 2 GPUs")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = str(root / "examples" / "tensor_parallel.py")
     found = subprocess.run(
-        [*command, program],
+        [*command, program, "--backend", backend],
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
