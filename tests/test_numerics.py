@@ -103,3 +103,21 @@ def test_nan_among_nothing_but_infinities(device, dtype, n):
         found = maxsoftmax.logsumexp(given, axis=axis, device=device).astype(np.float64)
         np.testing.assert_array_equal(found, [np.nan, -np.inf, np.nan])
         assert np.isnan(maxsoftmax.max_sum(given, axis=axis, device=device)[1])[[0, 2]].all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [40, 5000, 70_000])
+def test_the_gradient_of_nothing_but_infinities(device, dtype, n):
+    x = logits((3, n), dtype)
+    x[1] = -np.inf
+    target = np.array([5, 6, -100])
+    for given, axis in ((x, 1), (np.ascontiguousarray(x.T)[None], 1)):
+        labels = target if given is x else target[None]
+        loss, pairs = maxsoftmax.cross_entropy_forward(given, labels, reduction="none", device=device)
+        dx = maxsoftmax.cross_entropy_backward(
+            given, labels, pairs, np.ones_like(loss), reduction="none", device=device
+        )
+        of_rows = np.isnan(np.moveaxis(dx, axis, -1).reshape(3, n))
+        assert np.isnan(loss).ravel().tolist() == [False, True, False]
+        assert of_rows[1].all()
+        assert not of_rows[[0, 2]].any()

@@ -21,12 +21,12 @@ def torch_device(device):
 
 def normal(*shape, dtype=torch.float32, device="cpu", seed=0, scale=3.0):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") * scale
     return x.to(device, dtype).requires_grad_()
 
 
 def classes(*shape, n, device="cpu", dtype=torch.int64, seed=1):
-    return torch.randint(n, shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    return torch.randint(n, shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(device, dtype)
 
 
 def probabilities(*shape, dtype=torch.float32, device="cpu", seed=4):

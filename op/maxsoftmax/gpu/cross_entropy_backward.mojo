@@ -124,7 +124,11 @@ struct RowGradient[exact: Bool](TrivialRegisterPassable):
         elif not target.is_class:
             self.scale = nan[DType.float32]()
         self.unit = Scale[Self.exact](m)
-        self.factor = 1 / (d * self.unit.exp(self.unit.m))
+        # A row of nothing but -inf has no probabilities, and its exponentials are not quite 0.
+        self.factor = (
+            1 / (d * self.unit.exp(self.unit.m)) if d
+            != 0 else nan[DType.float32]()
+        )
         self.even = smoothing.share / Float32(smoothing.classes)
         self.aim = smoothing.rest
 

@@ -27,7 +27,13 @@ from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Positions, Rows, Source, nowhere
 from .hardware.pdl import pdl_wait, pdl_attributes
-from .hardware.tree_reduction import MAX_GRID, larger, plus, tree_reduce
+from .hardware.tree_reduction import (
+    MAX_GRID,
+    larger,
+    larger_or_nan,
+    plus,
+    tree_reduce,
+)
 
 comptime COLUMNS_BLOCK_SIZE = 512
 """Threads a block where nothing else is asked for."""
@@ -115,9 +121,13 @@ def fallback_kernel[
         comptime if S.is_causal:
             length = min(end, source.length(Int(n)))
         var pair = MaxSum[accum, 1]()
+        # Only of pairs somebody asks whether there is a NaN beside infinities: elsewhere it is in the sum.
+        comptime largest = larger_or_nan[
+            accum
+        ] if finish == Finish.PAIR else larger[accum]
         comptime if S.in_memory:
             for i in range(start, length, step):
-                pair.m = max(pair.m, source.load[1](i).cast[accum]())
+                pair.m = largest(pair.m, source.load[1](i).cast[accum]())
         else:
             # Computed once more they may cost more than the exponentials here.
             for i in range(start, length, step):
@@ -126,7 +136,7 @@ def fallback_kernel[
                         fill=source.load[1](i).cast[accum]()
                     )
                 )
-        var m = tree_reduce[block_size, larger[accum]](
+        var m = tree_reduce[block_size, largest](
             maxima, thread, pair.m, Int(columns)
         )
         var d = Sum[accum, 1]()
