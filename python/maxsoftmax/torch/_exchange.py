@@ -58,7 +58,7 @@ def place_in(group: Any) -> Place:
 def found_group(name: str) -> Group:
     """Returns the group of a name, which this process is in."""
     group = _resolve_process_group(name)
-    return Group(group, dist.get_world_size(group), dist.get_rank(group))
+    return Group(group, group.size(), group.rank())
 
 
 def gathered(mine: torch.Tensor, group: Group) -> torch.Tensor:

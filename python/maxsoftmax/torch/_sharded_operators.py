@@ -18,24 +18,6 @@ _library = torch.library.Library("maxsoftmax", "FRAGMENT")
 _operators = torch.ops.maxsoftmax
 
 
-def softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
-    """Returns a shard of softmax of whole rows, or of its logarithm."""
-    y: torch.Tensor = _operators.sharded_softmax.default(x, log, name)
-    return y
-
-
-def logsumexp(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Returns ln Σ exp of whole rows."""
-    sums: torch.Tensor = _operators.sharded_logsumexp.default(x, name)[0]
-    return sums
-
-
-def cross_entropy(x: torch.Tensor, target: torch.Tensor, *choices: Any) -> torch.Tensor:
-    """Returns the loss; the choices are those of `sharded.cross_entropy`."""
-    loss: torch.Tensor = _operators.sharded_cross_entropy.default(x, target, *choices)[0]
-    return loss
-
-
 def _cross_entropy(x: torch.Tensor, target: torch.Tensor, *choices: Any) -> tuple[torch.Tensor, ...]:
     *found, classes = sharded.cross_entropy(x, target, *choices)
     # The host has it.

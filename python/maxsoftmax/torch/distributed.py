@@ -27,7 +27,7 @@ import torch
 
 from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, check_reduction
 from maxsoftmax._types import Reduction
-from maxsoftmax.torch import _sharded_operators as sharded_operators
+from maxsoftmax.torch import _sharded_autograd as autograd
 from maxsoftmax.torch._arguments import check_target, check_tensor, dimension
 from maxsoftmax.torch._exchange import Place, place_in
 from maxsoftmax.torch._memory import PLAIN
@@ -65,7 +65,7 @@ def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tens
         >>> maxsoftmax.torch.distributed.softmax(shard)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _along(shard, dim, group, lambda x, name: sharded_operators.softmax(x, False, name))
+    return _along(shard, dim, group, lambda x, name: autograd.softmax(x, False, name))
 
 
 def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
@@ -91,7 +91,7 @@ def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.
         >>> maxsoftmax.torch.distributed.log_softmax(shard)[0]
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
-    return _along(shard, dim, group, lambda x, name: sharded_operators.softmax(x, True, name))
+    return _along(shard, dim, group, lambda x, name: autograd.softmax(x, True, name))
 
 
 def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
@@ -118,7 +118,7 @@ def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Te
         >>> maxsoftmax.torch.distributed.logsumexp(shard)
         tensor([1.3863, 1.3863])
     """
-    return _along(shard, dim, group, sharded_operators.logsumexp)
+    return _along(shard, dim, group, autograd.logsumexp)
 
 
 def cross_entropy(
@@ -175,8 +175,8 @@ def cross_entropy(
     found = place_in(group)
     known = None if lengths is None else _checked_lengths(lengths, shard.shape[0 if shard.ndim == 1 else 1], found)
     if shard.ndim > 1:
-        return sharded_operators.cross_entropy(shard, target, *choices, found.name, known)
-    loss = sharded_operators.cross_entropy(shard.unsqueeze(0), target.unsqueeze(0), *choices, found.name, known)
+        return autograd.cross_entropy(shard, target, *choices, found.name, known)
+    loss = autograd.cross_entropy(shard.unsqueeze(0), target.unsqueeze(0), *choices, found.name, known)
     return loss.reshape(())
 
 
