@@ -154,16 +154,16 @@ def _units[
         and size_of[T.Line.stored]() <= 2
     )
     comptime if not packs:
-        resident_units[finish, line.rounds, line.max_threads, Again.OF_ROW](
-            y, logits, rows, queue
-        )
+        resident_units[
+            finish, line.rounds, line.max_threads, Again.OF_ROW, line.blocks
+        ](y, logits, rows, queue)
     else:
         if rows.count() <= line.packed_up_to:
-            resident_units[finish, line.rounds, line.max_threads, Again.PACKED](
-                y, logits, rows, queue
-            )
+            resident_units[
+                finish, line.rounds, line.max_threads, Again.PACKED, line.blocks
+            ](y, logits, rows, queue)
         else:
             # More of them are on the chip at a time.
-            resident_units[finish, line.rounds, 1024, Again.SHORTENED](
-                y, logits, rows, queue
-            )
+            resident_units[
+                finish, line.rounds, 1024, Again.SHORTENED, line.blocks
+            ](y, logits, rows, queue)

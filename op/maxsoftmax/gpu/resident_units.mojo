@@ -308,6 +308,7 @@ def resident_units[
     rounds: Int,
     max_threads: Int,
     again_as: Again,
+    blocks: Int,
 ](y: T, x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Launches `resident_units_kernel` with a cluster for each row.
 
@@ -318,11 +319,12 @@ def resident_units[
         rounds: Vectors of a unit that each lane takes.
         max_threads: Threads a block at most.
         again_as: How exponentials are had again.
+        blocks: Blocks a cluster.
 
     Args:
         y: Results.
         x: Logits.
-        rows: Rows along the last axis, of at most as many units as warps of `PORTABLE_BLOCKS` such blocks.
+        rows: Rows along the last axis, of at most as many units as warps of so many such blocks.
         queue: Where kernels are launched.
     """
     var units = ceildiv(rows.n, unit_elements[dtype](rounds))
@@ -339,8 +341,8 @@ def resident_units[
                 Int64(rows.n),
                 Int64(units),
                 UInt32(0),
-                grid_dim=rows.count() * PORTABLE_BLOCKS,
-                block_dim=ceildiv(units, PORTABLE_BLOCKS) * WARP_SIZE,
-                cluster_dim=Dim(PORTABLE_BLOCKS, 1, 1),
+                grid_dim=rows.count() * blocks,
+                block_dim=ceildiv(units, blocks) * WARP_SIZE,
+                cluster_dim=Dim(blocks, 1, 1),
                 attributes=pdl_attributes(),
             )

@@ -19,6 +19,13 @@ comptime PORTABLE_BLOCKS = 8
 """Blocks a cluster at most, on every GPU that has clusters."""
 
 
+def most_blocks() -> Int:
+    """Returns how many blocks a cluster has at most on the GPU that is compiled for: MAX asks for more than every GPU has, of every kernel.
+    """
+    comptime gpu = DeviceContext.default_device_info
+    return 16 if gpu.compute >= 9.0 and gpu.compute < 11.0 else PORTABLE_BLOCKS
+
+
 def has_clusters() -> Bool:
     """Returns whether the GPU that is compiled for has clusters."""
     comptime gpu = DeviceContext.default_device_info

@@ -183,6 +183,8 @@ struct Units(TrivialRegisterPassable):
     """Threads a block at most, which bounds the registers."""
     var packed_up_to: Int
     """Rows up to which their exponentials, of 16-bit logits, are packed; 0, if they are found again in the row's scale."""
+    var blocks: Int
+    """Blocks of a cluster."""
 
 
 def slots() -> Int:

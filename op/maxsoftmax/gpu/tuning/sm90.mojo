@@ -1,5 +1,6 @@
 """NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
 
+from ..hardware.cluster import PORTABLE_BLOCKS, most_blocks
 from .configuration import HAS_ROOM, Strip, Team, Units
 from .tuning import Generic, Tuning, most_vectors, threads
 
@@ -28,27 +29,27 @@ struct Sm90(Tuning):
         if wide:
             return [
                 # 65536 columns: 3.0 (4.5), 5.2 (6.4), 11.8 (15.2), 36.8 (40.6)
-                Units(57344, 65536, 16, 512, 0),
+                Units(57344, 65536, 16, 512, 0, PORTABLE_BLOCKS),
                 # 128256 columns: 4.2 (6.0), 9.0 (11.0), 21.5 (25.2), 69.4 (75.3)
                 # 100352 columns, seven warps a block: 3.9 (5.1), 7.4 (8.9), 19.1 (19.5), 60.4 (58.7)
-                Units(90112, 131072, 16, 512, 0),
+                Units(90112, 131072, 16, 512, 0, PORTABLE_BLOCKS),
                 # 151936 columns: 4.7 (6.7), 9.8 (12.5), 25.1 (30.8), 81.8 (91.2)
-                Units(131072, 155648, 19, 512, 0),
+                Units(131072, 155648, 19, 512, 0, PORTABLE_BLOCKS),
                 # 262144 columns: 6.8 (9.3), 17.6 (21.4), 45.1 (50.8), 147 (153)
-                Units(229376, 262144, 16, 512, 0),
-                Units(262144, 311296, 19, 512, 0),
+                Units(229376, 262144, 16, 512, 0, PORTABLE_BLOCKS),
+                Units(262144, 311296, 19, 512, 0, PORTABLE_BLOCKS),
             ]
         return [
             # 65536 columns of bfloat16: 2.6 (4.1), 3.7 (5.0), 7.5 (10.5), 19.6 (22.5)
-            Units(57344, 65536, 8, 768, 96),
+            Units(57344, 65536, 8, 768, 96, PORTABLE_BLOCKS),
             # 128256 columns: 3.3 (4.0), 5.5 (6.2), 12.6 (12.8), 37.1 (37.9)
-            Units(90112, 131072, 8, 768, 64),
+            Units(90112, 131072, 8, 768, 64, PORTABLE_BLOCKS),
             # 151936 columns: 3.9 (4.6), 6.8 (7.2), 15.5 (15.5), 44.5 (44.3)
-            Units(131072, 163840, 10, 768, 0),
+            Units(131072, 163840, 10, 768, 0, PORTABLE_BLOCKS),
             # 262144 columns: 5.3 (6.6), 10.8 (11.4), 25.1 (26.4), 74.3 (78.3)
-            Units(229376, 262144, 16, 512, 0),
+            Units(229376, 262144, 8, 512, 16, most_blocks()),
             # 262208 columns, Gemma 3's: 5.6 (6.7), 10.6 (11.6), 27 (28), 77.2 (79.0); 262144 columns by this line 5.6, 10.5, 26, 76.8
-            Units(262144, 278528, 17, 512, 0),
+            Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
     @staticmethod
