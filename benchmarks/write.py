@@ -11,6 +11,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 CHARTS = ROOT / "benchmarks" / "charts"
 
-KINDS = "table|overview|beside|worth|losses|linear|models|architectures|sharded|model"
+KINDS = "table|overview|beside|worth|losses|linear|models|architectures|sharded|expected|model"
 """The kinds of tables, as marks name them."""
 
 MARK = re.compile(rf"<!-- ({KINDS}): ([^>]+) -->\n\n(.*?)(?=\n\n)", re.S)
@@ -53,14 +54,19 @@ def table(kind: str, what: str) -> str:
     words = [word for word in what.split() if not word.endswith(".json")]
     if kind == "losses":
         return published.compared(json.loads(files[0].read_text(encoding="utf-8"))["losses"])
-    if kind in ("linear", "sharded"):
-        module = {"linear": losses_report, "sharded": sharded}[kind]
-        report: Any = module.read(files[0])
+    if kind in ("linear", "sharded", "expected"):
+        read: Any = losses_report.read if kind == "linear" else sharded.read
+        report = read(files[0])
         assert report
-        return module.markdown(report)
+        shown: dict[str, Callable[[Any], str]] = {
+            "linear": losses_report.markdown,
+            "sharded": sharded.markdown,
+            "expected": sharded_model.compared,
+        }
+        return shown[kind](report)
     if kind in ("models", "architectures"):
-        shown = {"models": models, "architectures": architectures}[kind]
-        return shown(json.loads(files[0].read_text(encoding="utf-8")))
+        told = {"models": models, "architectures": architectures}[kind]
+        return told(json.loads(files[0].read_text(encoding="utf-8")))
     several = [Results.read(file) for file in files]
     if kind == "model":
         return sharded_model.markdown(several[0])

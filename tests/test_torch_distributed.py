@@ -244,18 +244,18 @@ def beside(rank, world):
     """Returns the most memory that a call or its gradient takes beside arguments and results, and that of a shard."""
     x = Case("", normal(64, 512 * world, dtype=torch.bfloat16).detach(), (512,) * world).shard(rank)
     target, largest = classes(64, n=512 * world, device=x.device), {}
-    name = dist.group.WORLD.group_name
+    group = exchange.group_of(None)
 
     def softmax(log):
-        y = sharded.softmax(x, log, name)
-        return [x, y, sharded.softmax_backward(y, x, log, name)]
+        y = sharded.softmax(x, log, group)
+        return [x, y, sharded.softmax_backward(y, x, log, group)]
 
     def logsumexp():
-        y, pairs = sharded.logsumexp(x, name)
+        y, pairs = sharded.logsumexp(x, group)
         return [x, y, sharded.logsumexp_backward(x, pairs, y)]
 
     def cross_entropy():
-        y, pairs, own, total = sharded.cross_entropy(x, target, -100, 0.1, "mean", name, None)
+        y, pairs, own, total = sharded.cross_entropy(x, target, -100, 0.1, "mean", group, None)
         return [x, y, sharded.cross_entropy_backward(x, pairs, own, y, total, 0.1, "mean")]
 
     for function, *arguments in ((softmax, False), (softmax, True), (logsumexp,), (cross_entropy,)):

@@ -7,6 +7,7 @@ what the others send: t(N) = t(1) / N + L + (N - 1) · rows · bytes / W.
 from __future__ import annotations
 
 from maxsoftmax._bench.results import Results
+from maxsoftmax._bench.sharded import Measurement
 
 OP = "cross_entropy_gradient"
 """The op of the records: a loss, forward and backward."""
@@ -52,4 +53,18 @@ def markdown(results: Results, counts: tuple[int, ...] = (1, 2, 4, 8, 16)) -> st
             cells = [f"{1e3 * t:.2f} ms ({r.median_s / t:.1f} ×)" for t in times]
             lines.append(f"| {what} | {name} | {' | '.join(cells)} |")
             what = ""
+    return "\n".join(lines)
+
+
+def compared(found: list[Measurement], link: str = "NVLink 4") -> str:
+    """Returns a table for a document: what our losses took on several GPUs, and what the model makes of one's time."""
+    lines = ["| rows×classes | | GPUs | measured | expected | as fast as one |", "|---|---|---:|---:|---:|---:|"]
+    ours = [m for m in found if m.op == "cross_entropy" and m.provider.startswith("maxsoftmax") and m.median_s]
+    for m in ours:
+        (alone,) = (one.median_s for one in ours if (one.case, one.provider, one.processes) == (m.case, m.provider, 1))
+        if m.processes > 1 and m.median_s and alone:
+            what = f"{'×'.join(map(str, m.shape))} {m.dtype}"
+            expected = seconds(alone, m.shape[0], m.processes, LINKS[link])
+            times = " | ".join(f"{1e3 * t:.2f} ms" for t in (m.median_s, expected))
+            lines.append(f"| {what} | `{m.provider}` | {m.processes} | {times} | {alone / m.median_s:.2f} × |")
     return "\n".join(lines)

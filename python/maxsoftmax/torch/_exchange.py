@@ -29,6 +29,12 @@ class Group(NamedTuple):
     size: int
     rank: int
 
+    @property
+    def name(self) -> str:
+        """What torch calls it."""
+        name: str = self.group.group_name
+        return name
+
 
 class Place(NamedTuple):
     """The same, of constants only."""
@@ -40,7 +46,18 @@ class Place(NamedTuple):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def place_in(group: Any) -> Place:
-    """Returns where this process is in a group; None is all processes. torch.compile asks once.
+    """Returns where this process is in a group, as constants, which torch.compile asks for once.
+
+    Raises:
+        RuntimeError: If there is no group.
+        ValueError: If this process is not in the group.
+    """
+    found = group_of(group)
+    return Place(found.name, found.size, found.rank)
+
+
+def group_of(group: Any) -> Group:
+    """Returns the group that a caller named; None is all processes.
 
     Raises:
         RuntimeError: If there is no group.
@@ -52,10 +69,10 @@ def place_in(group: Any) -> Place:
     if rank < 0:
         raise ValueError("group does not have this process among its ranks")
     found = dist.group.WORLD if group is None else group
-    return Place(found.group_name, dist.get_world_size(group), rank)
+    return Group(found, found.size(), rank)
 
 
-def found_group(name: str) -> Group:
+def named(name: str) -> Group:
     """Returns the group of a name, which this process is in."""
     group = _resolve_process_group(name)
     return Group(group, group.size(), group.rank())

@@ -16,7 +16,7 @@ from maxsoftmax._native.description import POINTERS
 from maxsoftmax.torch import _layouts as layouts
 from maxsoftmax.torch import _memory as memory
 from maxsoftmax.torch._direct_losses import REDUCTIONS, TargetError, wide
-from maxsoftmax.torch._exchange import HEADER, exchanged, found_group, gathered
+from maxsoftmax.torch._exchange import HEADER, Group, exchanged, gathered
 
 IGNORED, WRONG = -1, -2
 """What a row's class is among those of a shard, if the row does not count, or its target is no class."""
@@ -51,25 +51,25 @@ def is_laid(x: torch.Tensor) -> bool:
     return dims is not None and rows == sorted(rows)
 
 
-def softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+def softmax(x: torch.Tensor, log: bool, group: Group) -> torch.Tensor:
     """Returns a shard of softmax of whole rows, or of its logarithm."""
     x = laid(x)
-    return _second(x, int(log), x, gathered(_pairs(x), found_group(name)))
+    return _second(x, int(log), x, gathered(_pairs(x), group))
 
 
-def softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+def softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, group: Group) -> torch.Tensor:
     """Returns the gradient of logits, given a shard of results and its gradient."""
     y = laid(y)
     dy = memory.placed(dy, y.stride())
     sums = _by_row(y, wide(y.dtype))
     _run("shard", y, (SUMS + int(log),), sums, y, dy)
-    return _second(y, OF_RESULTS + int(log), dy, gathered(sums, found_group(name)))
+    return _second(y, OF_RESULTS + int(log), dy, gathered(sums, group))
 
 
-def logsumexp(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def logsumexp(x: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns ln Σ exp of whole rows, and their pairs."""
     x = laid(x)
-    every = gathered(_pairs(x), found_group(name))
+    every = gathered(_pairs(x), group)
     sums, pairs = _by_row(x, x.dtype), torch.empty_like(every[0])
     _run("shard", x, (PAIRS, len(every)), sums, pairs, every)
     return sums, pairs
@@ -87,7 +87,7 @@ def cross_entropy(  # noqa: PLR0917
     ignore_index: int,
     label_smoothing: float,
     reduction: str,
-    name: str,
+    group: Group,
     lengths: Sequence[int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Returns the loss, and what its gradient needs.
@@ -114,7 +114,6 @@ def cross_entropy(  # noqa: PLR0917
         _run("shard_loss", x, (IGNORED, smoothed, 0, 1, 0, TERMS, classes), terms, pairs, x, own)
 
     chosen = str(x.dtype), ignore_index, label_smoothing, reduction
-    group = found_group(name)
     found = exchanged(message, fill, x.shape[1], group, lengths, chosen)
     if x.device.type == "cpu":
         _check(target, own == WRONG, found.classes, ignore_index)

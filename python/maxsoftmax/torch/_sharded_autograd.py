@@ -6,6 +6,7 @@ or as an operator (`_sharded_operators`), if somebody beside the caller has to s
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -14,69 +15,104 @@ from torch import is_grad_enabled as _has_gradients
 from maxsoftmax.torch import _sharded as sharded
 from maxsoftmax.torch import _sharded_operators  # noqa: F401 (torch knows them from here on)
 from maxsoftmax.torch._autograd import applied
+from maxsoftmax.torch._exchange import Group, Place, group_of, place_in
 from maxsoftmax.torch._memory import PLAIN
 from maxsoftmax.torch._modes import is_watched
 
 _operators = torch.ops.maxsoftmax
 
 
-def softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+def softmax(x: torch.Tensor, log: bool, group: Any) -> torch.Tensor:
     """Returns a shard of softmax of whole rows, or of its logarithm."""
     if type(x) not in PLAIN or is_watched():
-        watched: torch.Tensor = _operators.sharded_softmax.default(x, log, name)
+        watched: torch.Tensor = _operators.sharded_softmax.default(x, log, place_in(group).name)
         return watched
     if x.requires_grad and _has_gradients():
-        return _apply_softmax(x, log, name)
-    return sharded.softmax(x, log, name)
+        return _apply_softmax(x, log, group_of(group))
+    return sharded.softmax(x, log, group_of(group))
 
 
-def logsumexp(x: torch.Tensor, name: str) -> torch.Tensor:
+def logsumexp(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Returns ln Σ exp of whole rows."""
     if type(x) not in PLAIN or is_watched():
-        watched: torch.Tensor = _operators.sharded_logsumexp.default(x, name)[0]
+        watched: torch.Tensor = _operators.sharded_logsumexp.default(x, place_in(group).name)[0]
         return watched
     if x.requires_grad and _has_gradients():
-        return _apply_logsumexp(x, name)
-    return sharded.logsumexp(x, name)[0]
+        return _apply_logsumexp(x, group_of(group))
+    return sharded.logsumexp(x, group_of(group))[0]
 
 
-def cross_entropy(x: torch.Tensor, target: torch.Tensor, *choices: Any) -> torch.Tensor:
-    """Returns the loss; the choices are those of `_sharded.cross_entropy`."""
+def cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, choices: tuple[int, float, str], lengths: Any, group: Any
+) -> torch.Tensor:
+    """Returns the loss of logits and classes.
+
+    Args:
+        x: The shard.
+        target: The class of each row.
+        choices: What is ignored, how much is smoothed, and what becomes of the losses.
+        lengths: The classes of each rank, or None.
+        group: The group that a caller named.
+    """
     if type(x) not in PLAIN or type(target) not in PLAIN or is_watched():
-        watched: torch.Tensor = _operators.sharded_cross_entropy.default(x, target, *choices)[0]
+        place = place_in(group)
+        told = *choices, place.name, _checked(lengths, x.shape[1], place)
+        watched: torch.Tensor = _operators.sharded_cross_entropy.default(x, target, *told)[0]
         return watched
+    found = group_of(group)
+    known = _checked(lengths, x.shape[1], found)
     if x.requires_grad and _has_gradients():
-        return _apply_cross_entropy(x, target, *choices)
-    return sharded.cross_entropy(x, target, *choices)[0]
+        return _apply_cross_entropy(x, target, *choices, found, known)
+    return sharded.cross_entropy(x, target, *choices, found, known)[0]
+
+
+def _checked(lengths: Any, n: int, group: Place | Group) -> tuple[int, ...] | None:
+    """Returns the lengths of all shards, if they are given.
+
+    Raises:
+        TypeError: If they are no integers.
+        ValueError: If they cannot be those of the group.
+    """
+    if lengths is None:
+        return None
+    try:
+        found = tuple(operator.index(length) for length in lengths)
+    except TypeError:
+        raise TypeError(f"lengths must be an integer for each rank, not {lengths!r}") from None
+    if len(found) != group.size or min(found) < 0:
+        raise ValueError(f"lengths is {found}, but it has to be a number from 0 for each of {group.size} ranks")
+    if found[group.rank] != n:
+        raise ValueError(f"lengths is {found}, but rank {group.rank} has a shard of {n}")
+    return found
 
 
 class _Softmax(torch.autograd.Function):  # type: ignore[misc]
     """Softmax, or its logarithm, with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, log: bool, group: Group) -> torch.Tensor:
         """Keeps the result."""
-        y = sharded.softmax(x, log, name)
+        y = sharded.softmax(x, log, group)
         ctx.save_for_backward(y)
-        ctx.choices = log, name
+        ctx.choices = log, group
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """Sends one number a row."""
-        given = *ctx.saved_tensors, dy, *ctx.choices
+        (y,), (log, group) = ctx.saved_tensors, ctx.choices
         if _is_seen(dy):
-            return _operators.sharded_softmax_backward.default(*given), None, None
-        return sharded.softmax_backward(*given), None, None
+            return _operators.sharded_softmax_backward.default(y, dy, log, group.name), None, None
+        return sharded.softmax_backward(y, dy, log, group), None, None
 
 
 class _LogSumExp(torch.autograd.Function):  # type: ignore[misc]
     """ln Σ exp with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
         """Keeps logits and pairs."""
-        sums, pairs = sharded.logsumexp(x, name)
+        sums, pairs = sharded.logsumexp(x, group)
         ctx.save_for_backward(x, pairs)
         return sums
 

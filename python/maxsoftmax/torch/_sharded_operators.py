@@ -13,13 +13,35 @@ import torch
 
 from maxsoftmax.torch import _sharded as sharded
 from maxsoftmax.torch._direct_losses import wide
+from maxsoftmax.torch._exchange import named
 
 _library = torch.library.Library("maxsoftmax", "FRAGMENT")
 _operators = torch.ops.maxsoftmax
 
 
-def _cross_entropy(x: torch.Tensor, target: torch.Tensor, *choices: Any) -> tuple[torch.Tensor, ...]:
-    *found, classes = sharded.cross_entropy(x, target, *choices)
+def _softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+    return sharded.softmax(x, log, named(name))
+
+
+def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, name: str) -> torch.Tensor:
+    return sharded.softmax_backward(y, dy, log, named(name))
+
+
+def _logsumexp(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return sharded.logsumexp(x, named(name))
+
+
+def _cross_entropy(  # noqa: PLR0917 (as torch passes them)
+    x: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    name: str,
+    lengths: Sequence[int] | None,
+) -> tuple[torch.Tensor, ...]:
+    choices = ignore_index, label_smoothing, reduction
+    *found, classes = sharded.cross_entropy(x, target, *choices, named(name), lengths)
     # The host has it.
     return *found, torch.tensor(classes)
 
@@ -108,16 +130,16 @@ def _define(
 
 
 _CHOICES = "float label_smoothing, str reduction"
-_define("sharded_softmax(Tensor x, bool log, str group) -> Tensor", sharded.softmax, _like, _of_softmax, _keep_softmax)
+_define("sharded_softmax(Tensor x, bool log, str group) -> Tensor", _softmax, _like, _of_softmax, _keep_softmax)
 _define(
     "sharded_softmax_backward(Tensor y, Tensor dy, bool log, str group) -> Tensor",
-    sharded.softmax_backward,
+    _softmax_backward,
     _like,
     _of_gradient,
 )
 _define(
     "sharded_logsumexp(Tensor x, str group) -> (Tensor, Tensor)",
-    sharded.logsumexp,
+    _logsumexp,
     _like_logsumexp,
     _of_logsumexp,
     _keep_logsumexp,

@@ -19,7 +19,6 @@ Example:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from maxsoftmax._arguments import check_ignore_index, check_label_smoothing, che
 from maxsoftmax._types import Reduction
 from maxsoftmax.torch import _sharded_autograd as autograd
 from maxsoftmax.torch._arguments import check_target, check_tensor, dimension
-from maxsoftmax.torch._exchange import Place, place_in
 from maxsoftmax.torch._memory import PLAIN
 from maxsoftmax.torch._modes import autocast
 
@@ -65,7 +63,7 @@ def softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tens
         >>> maxsoftmax.torch.distributed.softmax(shard)[0]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
     """
-    return _along(shard, dim, group, lambda x, name: autograd.softmax(x, False, name))
+    return _along(shard, dim, lambda x: autograd.softmax(x, False, group))
 
 
 def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
@@ -91,7 +89,7 @@ def log_softmax(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.
         >>> maxsoftmax.torch.distributed.log_softmax(shard)[0]
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
-    return _along(shard, dim, group, lambda x, name: autograd.softmax(x, True, name))
+    return _along(shard, dim, lambda x: autograd.softmax(x, True, group))
 
 
 def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Tensor:
@@ -118,7 +116,7 @@ def logsumexp(shard: torch.Tensor, dim: int = -1, group: Any = None) -> torch.Te
         >>> maxsoftmax.torch.distributed.logsumexp(shard)
         tensor([1.3863, 1.3863])
     """
-    return _along(shard, dim, group, autograd.logsumexp)
+    return _along(shard, dim, lambda x: autograd.logsumexp(x, group))
 
 
 def cross_entropy(
@@ -172,17 +170,12 @@ def cross_entropy(
         target = target.long()
     check_target(target, shard)
     choices = check_ignore_index(ignore_index), check_label_smoothing(label_smoothing), check_reduction(reduction)
-    found = place_in(group)
-    known = None if lengths is None else _checked_lengths(lengths, shard.shape[0 if shard.ndim == 1 else 1], found)
     if shard.ndim > 1:
-        return autograd.cross_entropy(shard, target, *choices, found.name, known)
-    loss = autograd.cross_entropy(shard.unsqueeze(0), target.unsqueeze(0), *choices, found.name, known)
-    return loss.reshape(())
+        return autograd.cross_entropy(shard, target, choices, lengths, group)
+    return autograd.cross_entropy(shard.unsqueeze(0), target.unsqueeze(0), choices, lengths, group).reshape(())
 
 
-def _along(
-    shard: torch.Tensor, dim: Any, group: Any, function: Callable[[torch.Tensor, str], torch.Tensor]
-) -> torch.Tensor:
+def _along(shard: torch.Tensor, dim: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns what a function makes of a shard whose classes are along any dimension."""
     _check(shard)
     if not shard.ndim:
@@ -190,9 +183,9 @@ def _along(
     if dim is None:
         raise TypeError("dim must be an integer, not None")
     place = dimension(shard, dim)
-    shard, name = autocast(shard), place_in(group).name
+    shard = autocast(shard)
     x = shard.movedim(place, 1) if shard.ndim > 1 else shard.unsqueeze(0)
-    y = function(x, name)
+    y = function(x)
     if y.ndim < x.ndim:
         return y if shard.ndim > 1 else y.squeeze(0)
     return y.movedim(1, place) if shard.ndim > 1 else y.squeeze(0)
@@ -207,21 +200,3 @@ def _check(shard: Any) -> None:
     check_tensor(shard, "shard", ("cpu", "cuda"))
     if type(shard) not in PLAIN:
         raise TypeError(f"shard is a {type(shard).__name__}, but it has to be a plain tensor, such as its local shard")
-
-
-def _checked_lengths(lengths: Any, n: int, group: Place) -> tuple[int, ...]:
-    """Returns the lengths of all shards.
-
-    Raises:
-        TypeError: If they are no integers.
-        ValueError: If they cannot be those of the group.
-    """
-    try:
-        found = tuple(operator.index(length) for length in lengths)
-    except TypeError:
-        raise TypeError(f"lengths must be an integer for each rank, not {lengths!r}") from None
-    if len(found) != group.size or min(found) < 0:
-        raise ValueError(f"lengths is {found}, but it has to be a number from 0 for each of {group.size} ranks")
-    if found[group.rank] != n:
-        raise ValueError(f"lengths is {found}, but rank {group.rank} has a shard of {n}")
-    return found
