@@ -17,8 +17,8 @@ from typing import Any
 from maxsoftmax._bench.losses import LIMIT
 from maxsoftmax._bench.sharded_providers import PROVIDERS, Step
 
-WARM = 3
-"""Steps before those that are timed."""
+WARM = 30
+"""Steps before those that are timed: of two GPUs a process's first ones were seen to be a fifth slower."""
 
 REPEATS = 15
 """Timed steps."""

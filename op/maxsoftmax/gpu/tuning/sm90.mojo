@@ -46,9 +46,9 @@ struct Sm90(Tuning):
             Units(90112, 131072, 8, 768, 64, PORTABLE_BLOCKS),
             # 151936 columns: 3.9 (4.6), 6.8 (7.2), 15.5 (15.5), 44.5 (44.3)
             Units(131072, 163840, 10, 768, 0, PORTABLE_BLOCKS),
-            # 262144 columns: 5.3 (6.6), 10.8 (11.4), 25.1 (26.4), 74.3 (78.3)
+            # On an H100, in turn with clusters of eight: 262144 columns: 4.1 (5.5), 10.3 (11.9), 25.8 (29.7), 93.7 (97.6)
             Units(229376, 262144, 8, 512, 16, most_blocks()),
-            # 262208 columns, Gemma 3's: 5.6 (6.7), 10.6 (11.6), 27 (28), 77.2 (79.0); 262144 columns by this line 5.6, 10.5, 26, 76.8
+            # 262208 columns, Gemma 3's: 4.3 (5.6), 10.7 (11.8), 26.5 (29.9), 94.5 (97.4)
             Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
