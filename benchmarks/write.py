@@ -54,19 +54,19 @@ def table(kind: str, what: str) -> str:
     words = [word for word in what.split() if not word.endswith(".json")]
     if kind == "losses":
         return published.compared(json.loads(files[0].read_text(encoding="utf-8"))["losses"])
-    if kind in ("linear", "sharded", "expected"):
-        read: Any = losses_report.read if kind == "linear" else sharded.read
+    reports: dict[str, tuple[Callable[[Path], Any], Callable[[Any], str]]] = {
+        "linear": (losses_report.read, losses_report.markdown),
+        "sharded": (sharded.read, sharded.markdown),
+        "expected": (sharded.read, sharded_model.compared),
+    }
+    if kind in reports:
+        read, written = reports[kind]
         report = read(files[0])
         assert report
-        shown: dict[str, Callable[[Any], str]] = {
-            "linear": losses_report.markdown,
-            "sharded": sharded.markdown,
-            "expected": sharded_model.compared,
-        }
-        return shown[kind](report)
+        return written(report)
     if kind in ("models", "architectures"):
-        told = {"models": models, "architectures": architectures}[kind]
-        return told(json.loads(files[0].read_text(encoding="utf-8")))
+        shown = {"models": models, "architectures": architectures}[kind]
+        return shown(json.loads(files[0].read_text(encoding="utf-8")))
     several = [Results.read(file) for file in files]
     if kind == "model":
         return sharded_model.markdown(several[0])

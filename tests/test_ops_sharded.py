@@ -25,15 +25,15 @@ SMOOTHED = {"label_smoothing": 0.2, "reduction": "mean", "ignore_index": 3}
 functions = maxsoftmax.ops.sharded
 
 
-def results(shards, gradients, target, tokens, signals, axis=1):  # noqa: PLR0917
+def results(shards, gradients, target, tokens, signals):
     """Yields the name of each function, and what it returns for each device."""
-    y, z = functions.softmax(shards, signals, axis), functions.log_softmax(shards, signals, axis)
+    y, z = functions.softmax(shards, signals, 1), functions.log_softmax(shards, signals, 1)
     yield "softmax", y
     yield "log_softmax", z
-    yield "softmax_backward", functions.softmax_backward(y, gradients, signals, axis)
-    yield "log_softmax_backward", functions.log_softmax_backward(z, gradients, signals, axis)
-    yield "logsumexp", functions.logsumexp(shards, signals, axis)
-    yield "token_log_probs", functions.token_log_probs(shards, tokens, signals, axis=axis)
+    yield "softmax_backward", functions.softmax_backward(y, gradients, signals, 1)
+    yield "log_softmax_backward", functions.log_softmax_backward(z, gradients, signals, 1)
+    yield "logsumexp", functions.logsumexp(shards, signals, 1)
+    yield "token_log_probs", functions.token_log_probs(shards, tokens, signals, axis=1)
     for name, options in (("mean", SMOOTHED), ("none", {"reduction": "none"})):
         loss, pairs = functions.cross_entropy_forward(shards, target, signals, **options)
         yield name, loss

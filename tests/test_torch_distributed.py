@@ -17,7 +17,7 @@ import contract
 import ml_dtypes
 import numpy as np
 import pytest
-from torch_tensors import F, classes, normal, torch
+from torch_tensors import F, classes, needs_gpus, normal, torch
 
 dist = pytest.importorskip("torch.distributed")
 modes = pytest.importorskip("torch.utils._python_dispatch")
@@ -230,7 +230,7 @@ def special_logits(world):
 
 
 def special(rank, world):
-    x = special_logits(world)[:, 2 * rank : 2 * rank + 2].to(torch.get_default_device()).requires_grad_()
+    x = Case("", special_logits(world), (2,) * world).shard(rank).requires_grad_()
     target = torch.zeros(len(x), dtype=torch.int64)
     found = {name: getattr(sharded_functions, name)(x) for name in ("softmax", "log_softmax", "logsumexp")}
     for smoothing in (0.0, 0.2):
@@ -255,7 +255,7 @@ def beside(rank, world):
         return [x, y, sharded.logsumexp_backward(x, pairs, y)]
 
     def cross_entropy():
-        y, pairs, own, total = sharded.cross_entropy(x, target, -100, 0.1, "mean", group, None)
+        y, pairs, own, total = sharded.cross_entropy(x, target, -100, 0.1, "mean", None, group)
         return [x, y, sharded.cross_entropy_backward(x, pairs, own, y, total, 0.1, "mean")]
 
     for function, *arguments in ((softmax, False), (softmax, True), (logsumexp,), (cross_entropy,)):
@@ -355,8 +355,8 @@ def compiled(rank, world):
 def ranks(request, tmp_path_factory):
     """What each rank found."""
     (world, kind), folder = request.param, tmp_path_factory.mktemp("ranks")
-    if kind == "cuda" and torch.cuda.device_count() < world:
-        pytest.skip(f"fewer than {world} GPUs")
+    if kind == "cuda":
+        needs_gpus(world)
     # Their libraries are built before, not by processes that wait for each other.
     for dtype in ALLOWED:
         for name in ("statistics", "shard", "shard_loss"):
@@ -585,8 +585,8 @@ def test_the_example_of_the_module():
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
 def test_a_head_that_is_split_has_the_losses_of_one_that_is_not(root, backend):
-    if backend == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("fewer than 2 GPUs")
+    if backend == "nccl":
+        needs_gpus(2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = str(root / "examples" / "tensor_parallel.py")
     found = subprocess.run(

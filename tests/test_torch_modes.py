@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch_tensors import ALONG, F, classes, close, normal, ours, probabilities, same, torch, torch_device
+from torch_tensors import ALONG, F, classes, close, needs_gpus, normal, ours, probabilities, same, torch, torch_device
 
 TorchFunctionMode = torch.overrides.TorchFunctionMode
 TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
@@ -323,8 +323,7 @@ def test_the_host_does_not_wait():
 
 @pytest.mark.gpu
 def test_a_tensor_is_computed_on_its_own_gpu():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
+    needs_gpus(2)
     x = normal(40, 500, device="cuda:1")
     assert torch.cuda.current_device() == 0
     same(ours.softmax, lambda x: torch.softmax(x, -1), x)

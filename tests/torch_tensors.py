@@ -19,6 +19,12 @@ def torch_device(device):
     return {"cpu": "cpu", "gpu": "cuda"}[device]
 
 
+def needs_gpus(count):
+    """Skips a test where torch has fewer."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"fewer than {count} GPUs")
+
+
 def normal(*shape, dtype=torch.float32, device="cpu", seed=0, scale=3.0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") * scale

@@ -56,15 +56,16 @@ def markdown(results: Results, counts: tuple[int, ...] = (1, 2, 4, 8, 16)) -> st
     return "\n".join(lines)
 
 
-def compared(found: list[Measurement], link: str = "NVLink 4") -> str:
-    """Returns a table for a document: what our losses took on several GPUs, and what the model makes of one's time."""
+def compared(found: list[Measurement]) -> str:
+    """Returns a table for a document: what our losses took on GPUs of one host, and what the model expects of them."""
     lines = ["| rows×classes | | GPUs | measured | expected | as fast as one |", "|---|---|---:|---:|---:|---:|"]
     ours = [m for m in found if m.op == "cross_entropy" and m.provider.startswith("maxsoftmax") and m.median_s]
+    one = {(m.case, m.provider): m.median_s for m in ours if m.processes == 1}
     for m in ours:
-        (alone,) = (one.median_s for one in ours if (one.case, one.provider, one.processes) == (m.case, m.provider, 1))
+        alone = one.get((m.case, m.provider))
         if m.processes > 1 and m.median_s and alone:
             what = f"{'×'.join(map(str, m.shape))} {m.dtype}"
-            expected = seconds(alone, m.shape[0], m.processes, LINKS[link])
+            expected = seconds(alone, m.shape[0], m.processes, LINKS["NVLink 4"])
             times = " | ".join(f"{1e3 * t:.2f} ms" for t in (m.median_s, expected))
             lines.append(f"| {what} | `{m.provider}` | {m.processes} | {times} | {alone / m.median_s:.2f} × |")
     return "\n".join(lines)

@@ -27,7 +27,7 @@ TIMEOUT = datetime.timedelta(seconds=180)
 """How long ranks wait for one that does not come."""
 
 CALLS = 20
-"""Calls of a CUDA graph, where there is no gradient: such short steps would be as long as the host takes."""
+"""Calls of a CUDA graph."""
 
 CHUNK = 512
 """Rows of the reference at a time."""
@@ -101,10 +101,10 @@ def measure(name: str, op: str, dtype: str, shape: tuple[int, int], place: Any) 
     status = "ok" if error <= LIMIT[dtype] else "wrong"
     if status == "wrong":
         return {"status": status, "error": error}
-    times, peak = timed(step, shard)
-    is_replayed = place.type == "cuda" and op == "log_softmax"
-    if is_replayed:
-        times = replayed(step)
+    # Steps without gradients are so short that the host would take longer.
+    is_replayed = place.type == "cuda" and not shard.requires_grad
+    peak = warmed(step, shard)
+    times = replayed(step, place) if is_replayed else timed(step, shard)
     return {
         "status": status,
         "median_s": statistics.median(times),
@@ -148,12 +148,11 @@ def checked(op: str, step: Step, shard: Any, target: Any, lengths: list[int]) ->
     return float(error)
 
 
-def timed(step: Step, shard: Any) -> tuple[list[float], int | None]:
-    """Returns the times of steps, each that of the slowest rank, and on a GPU the peak of one above its inputs."""
+def warmed(step: Step, shard: Any) -> int | None:
+    """Does the first steps, and returns the peak of one above its inputs, on a GPU."""
     import torch
-    import torch.distributed as dist
 
-    gpu, peak, times = shard.device.type == "cuda", None, []
+    gpu, peak = shard.device.type == "cuda", None
     for i in range(WARM):
         shard.grad = None
         if gpu and i == WARM - 1:
@@ -164,31 +163,32 @@ def timed(step: Step, shard: Any) -> tuple[list[float], int | None]:
         if gpu and i == WARM - 1:
             peak = torch.cuda.max_memory_allocated() - before
         del kept
-    dist.barrier()
-    if gpu:
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
-        torch.cuda.synchronize()
-        events[0].record()
-        for event in events[1:]:
-            shard.grad = None
-            step()
-            event.record()
-        torch.cuda.synchronize()
-        times = [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)]
-    else:
-        for _ in range(REPEATS):
-            shard.grad = None
-            dist.barrier()
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
-    return slowest(times, shard.device), peak
+    return peak
 
 
-def replayed(step: Step) -> list[float]:
+def timed(step: Step, shard: Any) -> list[float]:
+    """Returns the times of steps, each that of the slowest rank."""
+    import torch.distributed as dist
+
+    def fresh() -> None:
+        shard.grad = None
+        step()
+
+    if shard.device.type == "cuda":
+        return slowest(by_events(fresh), shard.device)
+    times = []
+    for _ in range(REPEATS):
+        shard.grad = None
+        dist.barrier()
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return slowest(times, shard.device)
+
+
+def replayed(step: Step, place: Any) -> list[float]:
     """Returns the times of steps without gradients on a GPU, of the slowest rank, without what the host does."""
     import torch
-    import torch.distributed as dist
 
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -198,16 +198,24 @@ def replayed(step: Step) -> list[float]:
             for _ in range(CALLS):
                 step()
         graph.replay()
-        torch.cuda.synchronize()
-        dist.barrier()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
-        events[0].record()
-        for event in events[1:]:
-            graph.replay()
-            event.record()
-        torch.cuda.synchronize()
-    times = [a.elapsed_time(b) * 1e-3 / CALLS for a, b in itertools.pairwise(events)]
-    return slowest(times, torch.device("cuda", torch.cuda.current_device()))
+        times = by_events(graph.replay)
+    return slowest([each / CALLS for each in times], place)
+
+
+def by_events(step: Step) -> list[float]:
+    """Returns the times of steps on a GPU, of this rank."""
+    import torch
+    import torch.distributed as dist
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
+    dist.barrier()
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)]
 
 
 def slowest(times: list[float], place: Any) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -70,6 +71,26 @@ def group_of(group: Any) -> Group:
         raise ValueError("group does not have this process among its ranks")
     found = dist.group.WORLD if group is None else group
     return Group(found, found.size(), rank)
+
+
+def checked_lengths(lengths: Any, n: int, group: Place | Group) -> tuple[int, ...] | None:
+    """Returns the lengths of all shards, if a caller gave them; n is that of this rank.
+
+    Raises:
+        TypeError: If they are no integers.
+        ValueError: If they cannot be those of the group.
+    """
+    if lengths is None:
+        return None
+    try:
+        found = tuple(operator.index(length) for length in lengths)
+    except TypeError:
+        raise TypeError(f"lengths must be an integer for each rank, not {lengths!r}") from None
+    if len(found) != group.size or min(found) < 0:
+        raise ValueError(f"lengths is {found}, but it has to be a number from 0 for each of {group.size} ranks")
+    if found[group.rank] != n:
+        raise ValueError(f"lengths is {found}, but rank {group.rank} has a shard of {n}")
+    return found
 
 
 def named(name: str) -> Group:

@@ -87,8 +87,8 @@ def cross_entropy(  # noqa: PLR0917
     ignore_index: int,
     label_smoothing: float,
     reduction: str,
-    group: Group,
     lengths: Sequence[int] | None,
+    group: Group,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Returns the loss, and what its gradient needs.
 

@@ -6,7 +6,6 @@ or as an operator (`_sharded_operators`), if somebody beside the caller has to s
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import is_grad_enabled as _has_gradients
 from maxsoftmax.torch import _sharded as sharded
 from maxsoftmax.torch import _sharded_operators  # noqa: F401 (torch knows them from here on)
 from maxsoftmax.torch._autograd import applied
-from maxsoftmax.torch._exchange import Group, Place, group_of, place_in
+from maxsoftmax.torch._exchange import Group, checked_lengths, group_of, place_in
 from maxsoftmax.torch._memory import PLAIN
 from maxsoftmax.torch._modes import is_watched
 
@@ -56,34 +55,14 @@ def cross_entropy(
     """
     if type(x) not in PLAIN or type(target) not in PLAIN or is_watched():
         place = place_in(group)
-        told = *choices, place.name, _checked(lengths, x.shape[1], place)
+        told = *choices, checked_lengths(lengths, x.shape[1], place), place.name
         watched: torch.Tensor = _operators.sharded_cross_entropy.default(x, target, *told)[0]
         return watched
     found = group_of(group)
-    known = _checked(lengths, x.shape[1], found)
+    known = checked_lengths(lengths, x.shape[1], found)
     if x.requires_grad and _has_gradients():
-        return _apply_cross_entropy(x, target, *choices, found, known)
-    return sharded.cross_entropy(x, target, *choices, found, known)[0]
-
-
-def _checked(lengths: Any, n: int, group: Place | Group) -> tuple[int, ...] | None:
-    """Returns the lengths of all shards, if they are given.
-
-    Raises:
-        TypeError: If they are no integers.
-        ValueError: If they cannot be those of the group.
-    """
-    if lengths is None:
-        return None
-    try:
-        found = tuple(operator.index(length) for length in lengths)
-    except TypeError:
-        raise TypeError(f"lengths must be an integer for each rank, not {lengths!r}") from None
-    if len(found) != group.size or min(found) < 0:
-        raise ValueError(f"lengths is {found}, but it has to be a number from 0 for each of {group.size} ranks")
-    if found[group.rank] != n:
-        raise ValueError(f"lengths is {found}, but rank {group.rank} has a shard of {n}")
-    return found
+        return _apply_cross_entropy(x, target, *choices, known, found)
+    return sharded.cross_entropy(x, target, *choices, known, found)[0]
 
 
 class _Softmax(torch.autograd.Function):  # type: ignore[misc]

@@ -19,29 +19,18 @@ _library = torch.library.Library("maxsoftmax", "FRAGMENT")
 _operators = torch.ops.maxsoftmax
 
 
-def _softmax(x: torch.Tensor, log: bool, name: str) -> torch.Tensor:
-    return sharded.softmax(x, log, named(name))
+def _named(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that takes the name of its group, the last argument."""
+
+    def computed(*given: Any) -> Any:
+        *rest, name = given
+        return compute(*rest, named(name))
+
+    return computed
 
 
-def _softmax_backward(y: torch.Tensor, dy: torch.Tensor, log: bool, name: str) -> torch.Tensor:
-    return sharded.softmax_backward(y, dy, log, named(name))
-
-
-def _logsumexp(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return sharded.logsumexp(x, named(name))
-
-
-def _cross_entropy(  # noqa: PLR0917 (as torch passes them)
-    x: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    name: str,
-    lengths: Sequence[int] | None,
-) -> tuple[torch.Tensor, ...]:
-    choices = ignore_index, label_smoothing, reduction
-    *found, classes = sharded.cross_entropy(x, target, *choices, named(name), lengths)
+def _cross_entropy(*given: Any) -> tuple[torch.Tensor, ...]:
+    *found, classes = sharded.cross_entropy(*given)
     # The host has it.
     return *found, torch.tensor(classes)
 
@@ -73,8 +62,8 @@ def _like_cross_entropy(  # noqa: PLR0917 (as torch passes them)
     ignore_index: int,
     label_smoothing: float,
     reduction: str,
-    name: str,
     lengths: Sequence[int] | None,
+    name: str,
 ) -> tuple[torch.Tensor, ...]:
     loss = x.new_empty(target.shape if reduction == "none" else ())
     pairs = x.new_empty(2 * target.numel() + 1, dtype=wide(x.dtype))
@@ -130,16 +119,22 @@ def _define(
 
 
 _CHOICES = "float label_smoothing, str reduction"
-_define("sharded_softmax(Tensor x, bool log, str group) -> Tensor", _softmax, _like, _of_softmax, _keep_softmax)
+_define(
+    "sharded_softmax(Tensor x, bool log, str group) -> Tensor",
+    _named(sharded.softmax),
+    _like,
+    _of_softmax,
+    _keep_softmax,
+)
 _define(
     "sharded_softmax_backward(Tensor y, Tensor dy, bool log, str group) -> Tensor",
-    _softmax_backward,
+    _named(sharded.softmax_backward),
     _like,
     _of_gradient,
 )
 _define(
     "sharded_logsumexp(Tensor x, str group) -> (Tensor, Tensor)",
-    _logsumexp,
+    _named(sharded.logsumexp),
     _like_logsumexp,
     _of_logsumexp,
     _keep_logsumexp,
@@ -151,9 +146,9 @@ _define(
     _of_gradient,
 )
 _define(
-    f"sharded_cross_entropy(Tensor x, Tensor target, int ignore_index, {_CHOICES}, str group, int[]? lengths) "
+    f"sharded_cross_entropy(Tensor x, Tensor target, int ignore_index, {_CHOICES}, int[]? lengths, str group) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
-    _cross_entropy,
+    _named(_cross_entropy),
     _like_cross_entropy,
     _of_cross_entropy,
     _keep_cross_entropy,
