@@ -27,10 +27,10 @@ from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Positions, Rows, Source, nowhere
 from .hardware.pdl import pdl_wait, pdl_attributes
+from .hardware.team import maximum
 from .hardware.tree_reduction import (
     MAX_GRID,
     larger,
-    larger_or_nan,
     plus,
     tree_reduce,
 )
@@ -122,8 +122,8 @@ def fallback_kernel[
             length = min(end, source.length(Int(n)))
         var pair = MaxSum[accum, 1]()
         # Only of pairs somebody asks whether there is a NaN beside infinities: elsewhere it is in the sum.
-        comptime largest = larger_or_nan[
-            accum
+        comptime largest = maximum[
+            dtype=accum, width=1
         ] if finish == Finish.PAIR else larger[accum]
         comptime if S.in_memory:
             for i in range(start, length, step):

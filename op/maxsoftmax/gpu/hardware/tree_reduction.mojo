@@ -59,14 +59,6 @@ def larger[dtype: DType](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
 
 
 @inline(.always)
-def larger_or_nan[
-    dtype: DType
-](a: Scalar[dtype], b: Scalar[dtype]) -> Scalar[dtype]:
-    """Returns the larger of two values, NaN if either is."""
-    return a if a >= b or a != a else b
-
-
-@inline(.always)
 def plus[dtype: DType](a: Sum[dtype, 1], b: Sum[dtype, 1]) -> Sum[dtype, 1]:
     """Returns the sum of two sums, compensated as they are: ten levels of plain ones would cost five roundings.
     """
