@@ -35,7 +35,9 @@ from max.dtype import DType
 from max.graph import TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax import ops
+from maxsoftmax.ops._losses import choices_of
+from maxsoftmax.ops._statistics import max_sum
+from maxsoftmax.ops._values import add_op, as_tensor, check_like
 from maxsoftmax.ops.sharded._losses import (
     IGNORED,
     cross_entropy,
@@ -240,7 +242,7 @@ def logsumexp(shards: Shards, signals: Signals = (), axis: int = -1) -> list[Ten
 
 def pairs_of(split: Rows) -> list[list[TensorValue]]:
     """Returns m and d of the rows of each shard: (rows,) both."""
-    return [[max_ops.reshape(y, [split.rows]) for y in ops.max_sum(x, split.axis)] for x in split.shards]
+    return [[max_ops.reshape(y, [split.rows]) for y in max_sum(x, split.axis)] for x in split.shards]
 
 
 def _probabilities(split: Rows, x: TensorValue, pairs: TensorValue) -> TensorValue:
@@ -248,9 +250,9 @@ def _probabilities(split: Rows, x: TensorValue, pairs: TensorValue) -> TensorVal
     shape = [split.rows]
     elsewhere = max_ops.broadcast_to(max_ops.constant(np.iinfo(np.int32).max, DType.int32, x.device), shape)
     ones = max_ops.broadcast_to(number(1, pairs), [1])
-    choices = ops._choices(split.axis, IGNORED, 0.0, "sum")
+    choices = choices_of(split.axis, IGNORED, 0.0, "sum")
     parameters = {**choices, "classes": max(split.classes, 1)}
-    (y,) = ops._call("cross_entropy_backward", [x, elsewhere, pairs, ones], [x.type], parameters)
+    (y,) = add_op("cross_entropy_backward", [x, elsewhere, pairs, ones], [x.type], parameters)
     return y
 
 
@@ -265,8 +267,8 @@ def _with_gradients(split: Rows, gradients: Any) -> list[tuple[TensorValue, Tens
         raise ValueError(f"gradients has {len(gradients)} tensors, but there are {len(split.shards)} shards")
     found = []
     for i, (y, dy) in enumerate(zip(split.shards, gradients, strict=True)):
-        value = ops._value(dy, f"gradients[{i}]")
-        ops._check(value, f"gradients[{i}]", y.dtype, y.shape, y.device)
+        value = as_tensor(dy, f"gradients[{i}]")
+        check_like(value, f"gradients[{i}]", y.dtype, y.shape, y.device)
         found.append((max_ops.cast(y, split.wide), max_ops.cast(value, split.wide)))
     return found
 

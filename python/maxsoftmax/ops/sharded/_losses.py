@@ -10,9 +10,10 @@ from max.dtype import DType
 from max.graph import TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax import ops
 from maxsoftmax._arguments import check_target_dtype, check_target_shape, words
 from maxsoftmax._types import Reduction
+from maxsoftmax.ops._losses import choices_of
+from maxsoftmax.ops._values import add_op, as_tensor, bits_of, check_like
 from maxsoftmax.ops.sharded._rows import Rows, Shards, Signals, gather, merge, number, split_rows, stacked
 
 IGNORED, WRONG = -1, -2
@@ -55,7 +56,7 @@ def token_log_probs(
     if list(found[0].shape) != split.kept:
         raise ValueError(f"tokens has shape {words(found[0].shape)}, but here it needs {words(split.kept)}")
     # No class is ignored.
-    losses, _ = row_losses(split, found, {"ignore_index": WRONG, "smoothing": ops._bits(0.0)}, 0.0)
+    losses, _ = row_losses(split, found, {"ignore_index": WRONG, "smoothing": bits_of(0.0)}, 0.0)
     return [max_ops.reshape(max_ops.negate(loss), split.kept) for loss in losses]
 
 
@@ -215,13 +216,13 @@ def cross_entropy_backward(
             raise ValueError(f"{name} has {len(values)} tensors, but there are {len(split.shards)} shards")
     results = []
     for i, (x, pair, dloss) in enumerate(zip(split.shards, pairs, upstream, strict=True)):
-        found = ops._value(pair, "pairs")
-        ops._check(found, "pairs", split.wide, [*kept, 2], x.device)
+        found = as_tensor(pair, "pairs")
+        check_like(found, "pairs", split.wide, [*kept, 2], x.device)
         if dloss is None:
             scale = max_ops.broadcast_to(number(1, found), [split.rows if each else 1])
         else:
-            scale = ops._value(dloss, "gradients")
-            ops._check(scale, "gradients", scale.dtype, kept if each else [], x.device)
+            scale = as_tensor(dloss, "gradients")
+            check_like(scale, "gradients", scale.dtype, kept if each else [], x.device)
             scale = max_ops.reshape(max_ops.cast(scale, split.wide), [split.rows if each else 1])
         values = [
             x,
@@ -229,7 +230,7 @@ def cross_entropy_backward(
             max_ops.reshape(found, [split.rows, 2]),
         ]
         parameters = {**choices, "ignore_index": IGNORED}
-        (dx,) = ops._call("cross_entropy_backward", [*values, scale], [x.type], parameters)
+        (dx,) = add_op("cross_entropy_backward", [*values, scale], [x.type], parameters)
         results.append(dx)
     return results
 
@@ -244,7 +245,7 @@ def targets_of(split: Rows, target: Any, name: str = "target") -> list[TensorVal
     given = list(target) if isinstance(target, (list, tuple)) else [target] * len(split.shards)
     if len(given) != len(split.shards):
         raise ValueError(f"{name} has {len(given)} tensors, but there are {len(split.shards)} shards")
-    found = [ops._value(t, name) for t in given]
+    found = [as_tensor(t, name) for t in given]
     for t in found:
         check_target_dtype(t.dtype, name)
         if list(t.shape) != list(found[0].shape):
@@ -257,7 +258,7 @@ def loss_choices(
 ) -> dict[str, Any]:
     """Returns what the kernels are told of a loss."""
     place = check_target_shape(target.shape, split.shards[0].shape)
-    return {**ops._choices(place, ignore_index, label_smoothing, reduction), "classes": max(split.classes, 1)}
+    return {**choices_of(place, ignore_index, label_smoothing, reduction), "classes": max(split.classes, 1)}
 
 
 def row_losses(
@@ -281,7 +282,7 @@ def row_losses(
         shapes = [split.rows], [split.rows, 2]
         values = [x, local_targets(split, i, targets[i], ignored)]
         types = [TensorType(split.wide, shape, x.device) for shape in shapes]
-        term, pairs = ops._call("cross_entropy", values, types, parameters)
+        term, pairs = add_op("cross_entropy", values, types, parameters)
         numbers.append([pairs[:, 0], pairs[:, 1], term])
     losses, whole = [], []
     gathered = gather(split, numbers)

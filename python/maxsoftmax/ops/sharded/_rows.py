@@ -12,8 +12,9 @@ from max.dtype import DType
 from max.graph import BufferValueLike, Dim, StaticDim, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
-from maxsoftmax import ops
 from maxsoftmax._arguments import accumulator, check_dtype, words
+from maxsoftmax.ops._softmax import softmax
+from maxsoftmax.ops._values import as_tensor, axis_of, product
 
 Shards = Sequence[TensorValueLike]
 Signals = Iterable[BufferValueLike]
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
     @property
     def rows(self) -> Dim:
         """How many there are."""
-        return ops._product(self.kept)
+        return product(self.kept)
 
     @property
     def wide(self) -> DType:
@@ -73,10 +74,10 @@ def split_rows(shards: Any, signals: Any, axis: int | None) -> Rows:
         raise TypeError(f"shards must be a list of tensors of the graph, one a device, not {shards!r}")
     if not shards:
         raise ValueError("shards is empty, but there has to be a tensor for each device")
-    found = [ops._value(x, f"shards[{i}]") for i, x in enumerate(shards)]
+    found = [as_tensor(x, f"shards[{i}]") for i, x in enumerate(shards)]
     first = found[0]
     check_dtype(first.dtype, "shards[0]")
-    place = ops._axis(axis if axis is not None else min(first.rank, 2) - 1, first, "shards[0]")
+    place = axis_of(axis if axis is not None else min(first.rank, 2) - 1, first, "shards[0]")
     for i, x in enumerate(found):
         if x.dtype != first.dtype:
             raise TypeError(f"shards[{i}] has dtype {x.dtype.name}, but shards[0] has {first.dtype.name}")
@@ -129,7 +130,7 @@ def exp(x: TensorValue) -> TensorValue:
     if x.dtype != DType.float64:
         return max_ops.exp(x)
     # MAX's has eleven digits. Softmax of x and 0 is e^x and 1 over their sum.
-    both = ops.softmax(max_ops.stack([x, max_ops.broadcast_to(number(0, x), x.shape)], -1))
+    both = softmax(max_ops.stack([x, max_ops.broadcast_to(number(0, x), x.shape)], -1))
     return both[..., 0] / both[..., 1]
 
 

@@ -14,8 +14,9 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim, TensorType, TensorValue
 from max.graph import ops as max_ops
 
-from maxsoftmax import ops
 from maxsoftmax._arguments import accumulator
+from maxsoftmax.ops import _losses as loss_ops
+from maxsoftmax.ops import _tokens as token_ops
 
 MEMORY = {False: 24 << 20, True: 512 << 20}
 """Bytes of a chunk's logits, unless told otherwise, on a CPU and on a GPU."""
@@ -141,7 +142,7 @@ def cross_entropy(  # noqa: PLR0917
         scales = _ones(wide, step, device) if upstream is None else _part(upstream, first, step)
         options: dict[str, Any] = {"ignore_index": choices.ignore_index, "label_smoothing": choices.smoothing}
         given = scales if is_late else scales * scale
-        dz = ops.cross_entropy_backward(z, some, pairs, given, reduction="none", **options)
+        dz = loss_ops.cross_entropy_backward(z, some, pairs, given, reduction="none", **options)
         return after + _added(logits, sums, taken, logits.through_cap(z, dz), first, of_products)
 
     losses, *sums = _loop(rows, step, padded, states, body)
@@ -170,7 +171,7 @@ def token_log_probs(
 
     def body(first: TensorValue, *states: TensorValue) -> list[TensorValue]:
         z = logits.of(_part(hidden, first, step))
-        found = ops.token_log_probs(z, _part(chosen, first, step), temperature=temperature, entropy=entropy)
+        found = token_ops.token_log_probs(z, _part(chosen, first, step), temperature=temperature, entropy=entropy)
         results = found if isinstance(found, tuple) else (found,)
         return [_stored(state, result, first) for state, result in zip(states, results, strict=True)]
 
@@ -210,7 +211,7 @@ def token_log_probs_backward(  # noqa: PLR0917
         z = logits.of(taken)
         more = None if of_entropies is None else _part(of_entropies, first, step)
         given = _part(chosen, first, step), _part(upstream, first, step), more
-        dz = ops.token_log_probs_backward(z, *given, temperature=temperature)
+        dz = token_ops.token_log_probs_backward(z, *given, temperature=temperature)
         return _added(logits, sums, taken, logits.through_cap(z, dz), first, wide)
 
     sums = _loop(rows, step, padded, _no_sums(logits, padded), body)
@@ -259,7 +260,7 @@ def _scale(count: TensorValue, dloss: TensorValue | None, choices: Choices) -> T
 def _losses(z: TensorValue, classes: TensorValue, choices: Choices) -> tuple[TensorValue, TensorValue]:
     """Returns the losses of rows in the dtype of the arithmetic, and the pairs that the gradient takes."""
     wide = accumulator(z.dtype)
-    log_probs, sums = ops._log_probs_and_sums(z, classes)
+    log_probs, sums = token_ops.log_probs_and_sums(z, classes)
     m, d = (max_ops.squeeze(column, 1) for column in max_ops.split(sums, [1, 1, 1], 1)[:2])
     losses = -log_probs
     if choices.smoothing:
