@@ -295,6 +295,8 @@ def test_what_is_not_an_array_is_refused(x, capsys):
     Path("header.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff" + b" " * 0xFFFF)
     for name in ("text.npy", "archive.npz", "objects.npy", "short.npy", "header.npy"):
         assert name in fails(capsys, "run", name)
+    assert "it holds Python objects, not numbers" in fails(capsys, "run", "objects.npy")
+    assert "the file is shorter than its header says" in fails(capsys, "run", "short.npy")
 
 
 @pytest.mark.usefixtures("no_compiling")

@@ -294,3 +294,12 @@ def test_logits_are_overwritten_by_gradients(dtype, index, rows, n):
         torch.testing.assert_close(pairs[:, 0].double(), m, rtol=0, atol=0)
         d = (expected - m[:, None]).exp().sum(1)
         torch.testing.assert_close(pairs[:, 1].double(), d, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused(reduction):
+    hidden = H.detach().clone().requires_grad_()
+    loss = ours.linear_cross_entropy(hidden, W.detach(), T, reduction=reduction).sum()
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy has no second derivative"):
+        (loss + gradient.square().sum()).backward()

@@ -117,3 +117,11 @@ H, W, T = torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64
 def test_what_is_wrong_is_refused_in_a_sentence(wrong, error, words):
     with pytest.raises(error, match=words):
         ours.linear_token_log_probs(**{"hidden": H, "weight": W, "tokens": T, **wrong})
+
+
+def test_a_second_derivative_is_refused():
+    hidden = H.detach().clone().requires_grad_()
+    log_probs = ours.linear_token_log_probs(hidden, W.detach(), T).sum()
+    (gradient,) = torch.autograd.grad(log_probs, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_token_log_probs has no second derivative"):
+        gradient.square().sum().backward()

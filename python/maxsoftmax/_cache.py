@@ -342,7 +342,7 @@ def distrust(path: Path, is_kind: Callable[[int], bool], also: int | None = None
     """
     status = path.lstat()
     if not is_kind(status.st_mode):
-        return "it is a link or not of the kind expected"
+        return f"it is a link, or no {'folder' if is_kind is stat.S_ISDIR else 'file'}"
     if hasattr(os, "getuid") and status.st_uid not in (os.getuid(), also):
         return "it belongs to another user"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

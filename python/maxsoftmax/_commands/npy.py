@@ -25,6 +25,13 @@ STRIDED = 8
 """How many times as many where a slab is a few columns of all lines: each touches every page, so fewer are better."""
 
 
+REASONS = {
+    "mmap length": "the file is shorter than its header says",
+    "Python objects": "it holds Python objects, not numbers",
+}
+"""What is wrong with a file, by a part of NumPy's message."""
+
+
 def read(path: Path, name: str = "") -> np.ndarray:
     """Returns the array in a .npy file, mapped into memory.
 
@@ -49,6 +56,8 @@ def read(path: Path, name: str = "") -> np.ndarray:
         raise
     except Exception as error:  # A damaged header raises whatever the parser that it upsets does.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        # In a caller's words, what NumPy says of its own.
+        reason = next((ours for theirs, ours in REASONS.items() if theirs in reason), reason)
         raise ValueError(f"{name or path} cannot be read as an array: {reason}") from error
 
 

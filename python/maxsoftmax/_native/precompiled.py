@@ -105,6 +105,9 @@ def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, An
                 raise ValueError(f"{path.with_suffix('.json')} holds no object")
             if all(name in about and about[name] == value for name, value in ours.items()):
                 yield path, about
+        except FileNotFoundError:
+            if path.stem == stem:
+                yield path, ValueError(f"there is no {path.stem}.json beside it, which says what it was built for")
         except (OSError, ValueError, RecursionError) as error:
             if path.stem == stem:
                 yield path, error if isinstance(error, (OSError, ValueError)) else ValueError(str(error))

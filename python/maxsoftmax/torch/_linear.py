@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from maxsoftmax.torch import _direct_losses as direct_losses
 from maxsoftmax.torch import _direct_tokens as direct_tokens
 from maxsoftmax.torch._arguments import check_device, check_tensor, spelled
 from maxsoftmax.torch._direct_losses import TargetError, wide
+from maxsoftmax.torch._first_order import without_second
 from maxsoftmax.torch._modes import is_watched
 from maxsoftmax.torch._products import Products
 
@@ -267,13 +267,14 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[Any, ...]:
         """Hands the gradients on, which are nobody else's; makes them anew where they are wanted again."""
         hidden, weight, bias, target = ctx.saved_tensors
         arguments, wanted = (hidden, weight, target, bias), ctx.needs_input_grad[:3]
+        inputs = hidden, weight, bias
         if ctx.options.reduction == "none":
-            return *computed(*arguments, dloss, ctx.options, wanted)[1:], None, None
+            found = computed(*arguments, dloss, ctx.options, wanted)[1:]
+            return *without_second("linear_cross_entropy", found, inputs), None, None
         found, ctx.found = ctx.found, None
         if found is None:
             found = computed(*arguments, None, ctx.options, wanted)[1:]
@@ -283,4 +284,4 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             for gradient in found:
                 if gradient is not None:
                     gradient.mul_(factor)
-        return *found, None, None
+        return *without_second("linear_cross_entropy", found, inputs), None, None

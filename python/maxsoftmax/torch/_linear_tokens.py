@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from maxsoftmax._arguments import words
 from maxsoftmax.torch import _direct_tokens as direct_tokens
 from maxsoftmax.torch._direct_losses import wide
+from maxsoftmax.torch._first_order import without_second
 from maxsoftmax.torch._linear import NOTHING, check_integers, check_matrices
 from maxsoftmax.torch._modes import is_watched
 from maxsoftmax.torch._products import Products
@@ -131,9 +131,9 @@ class _LinearTokenLogProbs(torch.autograd.Function):  # type: ignore[misc]
         return computed(hidden, weight, tokens, bias, None, None, options, NOTHING)[:2]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dlog_probs: torch.Tensor, dentropy: torch.Tensor) -> tuple[Any, ...]:
         """Makes the logits again."""
         hidden, weight, bias, tokens = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        return *computed(hidden, weight, tokens, bias, dlog_probs, dentropy, ctx.options, wanted)[2:], None, None
+        found = computed(hidden, weight, tokens, bias, dlog_probs, dentropy, ctx.options, wanted)[2:]
+        return *without_second("linear_token_log_probs", found, (hidden, weight, bias)), None, None
