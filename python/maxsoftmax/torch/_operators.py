@@ -21,6 +21,7 @@ from maxsoftmax.torch import _linear_tokens as linear_tokens
 from maxsoftmax.torch._arguments import check_same, check_target, check_tokens
 from maxsoftmax.torch._direct_losses import empty_losses
 from maxsoftmax.torch._direct_tokens import empty_results
+from maxsoftmax.torch._first_order import without_second
 from maxsoftmax.torch._memory import fresh_like
 
 _library = torch.library.Library("maxsoftmax", "DEF")
@@ -416,7 +417,7 @@ def _of_linear(ctx: Any, dloss: torch.Tensor, *_: Any) -> tuple[Any, ...]:
             (x.to(direct_losses.wide(x.dtype)) * dloss).to(x.dtype) if is_needed else None
             for x, is_needed in zip(found, needed, strict=True)
         ]
-    dhidden, dweight, dbias = scaled
+    dhidden, dweight, dbias = without_second("linear_cross_entropy", scaled, (hidden, weight, bias))
     return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 2)
 
 
@@ -457,8 +458,10 @@ def _of_linear_tokens(ctx: Any, dlog_probs: torch.Tensor, dentropy: torch.Tensor
     """Returns the gradients of both results."""
     needed = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
     arguments = *ctx.saved_tensors, dlog_probs, dentropy, *ctx.options, needed
+    hidden, weight, _, bias = ctx.saved_tensors
     found = _operators.linear_token_log_probs.default(*arguments)[2:]
-    dhidden, dweight, dbias = (x if is_needed else None for x, is_needed in zip(found, needed, strict=True))
+    wanted = [x if is_needed else None for x, is_needed in zip(found, needed, strict=True)]
+    dhidden, dweight, dbias = without_second("linear_token_log_probs", wanted, (hidden, weight, bias))
     return dhidden, dweight, None, dbias, *[None] * (len(ctx.options) + 3)
 
 
