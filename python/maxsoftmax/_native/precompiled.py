@@ -86,7 +86,7 @@ def warn_if_useless(library: Library, *others: Library) -> None:
         _warn_if_useless(here, library, others)
 
 
-def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, Any] | OSError | ValueError]]:
+def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, Any] | ValueError]]:
     """Yields the files that are this library, for any GPU, and what is told about each, or why nothing is."""
     # Only who uses it imports it.
     import json
@@ -105,15 +105,13 @@ def _matching(here: Path, library: Library) -> Iterator[tuple[Path, dict[str, An
                 raise ValueError(f"{path.with_suffix('.json')} holds no object")
             if all(name in about and about[name] == value for name, value in ours.items()):
                 yield path, about
-        except FileNotFoundError:
-            if path.stem == stem:
-                yield path, ValueError(f"there is no {path.stem}.json beside it, which says what it was built for")
         except (OSError, ValueError, RecursionError) as error:
+            missing = f"there is no {path.stem}.json beside it, which says what it was built for"
             if path.stem == stem:
-                yield path, error if isinstance(error, (OSError, ValueError)) else ValueError(str(error))
+                yield path, ValueError(missing if isinstance(error, FileNotFoundError) else str(error))
 
 
-def _preference(found: tuple[Path, dict[str, Any] | OSError | ValueError]) -> tuple[bool, int]:
+def _preference(found: tuple[Path, dict[str, Any] | ValueError]) -> tuple[bool, int]:
     about = found[1]
     if not isinstance(about, dict):
         return False, 0
@@ -121,7 +119,7 @@ def _preference(found: tuple[Path, dict[str, Any] | OSError | ValueError]) -> tu
     return about.get("processor") == _processor(), len(features) if isinstance(features, list) else 0
 
 
-def _reason_against(path: Path, about: dict[str, Any] | OSError | ValueError, library: Library) -> str | None:
+def _reason_against(path: Path, about: dict[str, Any] | ValueError, library: Library) -> str | None:
     """Returns why a file is not to be loaded as a library, or None."""
     if not isinstance(about, dict):
         return str(about)

@@ -8,7 +8,7 @@ from max.graph import TensorType, TensorValue, TensorValueLike
 from max.graph import ops as max_ops
 
 from maxsoftmax._arguments import accumulator, check_dtype, check_flag, check_temperature
-from maxsoftmax.ops._values import add_op, as_tensor, axis_of, bits_of, check_like, product
+from maxsoftmax.ops._values import add_op, as_gradient, as_tensor, axis_of, bits_of, check_like, kept_dims, product
 
 
 def kl_divergence(
@@ -94,9 +94,7 @@ def kl_divergence_backward(
     if dkl is None:
         dkl = max_ops.broadcast_to(max_ops.constant(1.0, kl.dtype, x.device), kl.shape)
     else:
-        dkl = as_tensor(dkl, "dkl")
-        check_dtype(dkl.dtype, "dkl")
-        check_like(dkl, "dkl", dkl.dtype, kl.shape, x.device)
+        dkl = as_gradient(dkl, "dkl", kl.shape, x.device)
     parameters = {"axis": place, "temperature": bits_of(chosen), "of_p": of_p}
     scales = max_ops.reshape(max_ops.cast(dkl, kl.dtype), [sums.shape[0]])
     (dx,) = add_op("kl_divergence_backward", [*sides, sums, scales], [x.type], parameters)
@@ -118,7 +116,7 @@ def _kl_and_sums(
     x: TensorValue, sides: list[TensorValue], place: int, temperature: float
 ) -> tuple[TensorValue, TensorValue]:
     """Adds the op of both divergences."""
-    wide, kept = accumulator(x.dtype), [dim for i, dim in enumerate(x.shape) if i != place]
+    wide, kept = accumulator(x.dtype), kept_dims(x, place)
     rows = product(kept)
     types = [TensorType(wide, shape, x.device) for shape in ([rows], [rows, 5])]
     kl, sums = add_op("kl_divergence", sides, types, {"axis": place, "temperature": bits_of(temperature)})

@@ -22,7 +22,7 @@ from maxsoftmax._arguments import (
 )
 from maxsoftmax._types import Reduction
 from maxsoftmax.ops import _chunks as chunks
-from maxsoftmax.ops._values import as_tensor, check_like, product
+from maxsoftmax.ops._values import as_gradient, as_tensor, check_device, check_like, product
 
 
 def linear_cross_entropy(
@@ -299,22 +299,19 @@ def linear_token_log_probs_backward(
         [Dim(50257), Dim(768)]
     """
     made = _made(hidden, weight, bias, softcap)
-    chosen_temperature, rows = check_temperature(temperature), check_chunk(chunk)
+    options = check_temperature(temperature), check_chunk(chunk)
     chosen, shape = _of_rows(tokens, "tokens", hidden, several=True)
     each = chosen if len(chosen.shape) > 1 else max_ops.unsqueeze(chosen, 1)
     kept = list(as_tensor(hidden).shape[:-1])
-    given: list[TensorValue | None] = []
-    for upstream, name, wanted, flat in (
-        (dlog_probs, "dlog_probs", shape, each.shape),
-        (dentropy, "dentropy", kept, each.shape[:1]),
-    ):
-        value = None if upstream is None else as_tensor(upstream, name)
-        if value is not None:
-            check_dtype(value.dtype, name)
-            check_like(value, name, value.dtype, wanted, made.hidden.device)
-            value = max_ops.reshape(value, flat)
-        given.append(value)
-    dhidden, dweight, *dbias = chunks.token_log_probs_backward(made, each, given[0], given[1], chosen_temperature, rows)
+
+    def flat(upstream: Any, name: str, wanted: Any, shape: Any) -> TensorValue | None:
+        """Returns a gradient of rows along one axis, None if there is none."""
+        if upstream is None:
+            return None
+        return max_ops.reshape(as_gradient(upstream, name, wanted, made.hidden.device), shape)
+
+    given = flat(dlog_probs, "dlog_probs", shape, each.shape), flat(dentropy, "dentropy", kept, each.shape[:1])
+    dhidden, dweight, *dbias = chunks.token_log_probs_backward(made, each, *given, *options)
     return max_ops.reshape(dhidden, as_tensor(hidden).shape), dweight, dbias[0] if dbias else None
 
 
@@ -354,6 +351,5 @@ def _of_rows(value: Any, name: str, hidden: Any, several: bool = False) -> tuple
         raise ValueError(
             f"{name} has shape {words(shape)}, but hidden of {words(hidden.shape)} needs {words(rows)}{more}"
         )
-    if value.device != hidden.device:
-        raise ValueError(f"{name} is on {value.device}, but hidden is on {hidden.device}")
+    check_device(value, name, hidden, "hidden")
     return max_ops.reshape(value, [product(rows), *shape[len(rows) :]]), shape

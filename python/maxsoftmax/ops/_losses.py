@@ -18,13 +18,14 @@ from maxsoftmax._arguments import (
 )
 from maxsoftmax._types import Reduction
 from maxsoftmax.ops._values import (
-    _check_graph,
-    _load_extension,
     add_op,
     as_tensor,
     bits_of,
+    check_device,
+    check_graph,
     check_like,
     check_own,
+    load_extension,
     product,
 )
 
@@ -212,14 +213,14 @@ def cross_entropy_backward_(
         ...     loss, pairs = maxsoftmax.ops.cross_entropy_forward(x[...], target)
         ...     maxsoftmax.ops.cross_entropy_backward_(x, target, pairs)
     """
-    _check_graph()
+    check_graph()
     if not isinstance(x, BufferValue):
         raise TypeError(f"x must be a buffer of the graph (max.graph.BufferValue), not {x!r}")
     check_own(x, "x")
     op = _gradient(
         x, target, pairs, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
     )
-    _load_extension(Graph.current)
+    load_extension(Graph.current)
     max_ops.inplace_custom(
         "cross_entropy_backward_in_place", device=x.device, values=[x, *op.values], parameters=op.parameters
     )
@@ -265,8 +266,7 @@ def _classes(x: TensorValue | BufferValue, target: Any) -> tuple[TensorValue, in
     check_dtype(x.dtype)
     check_target_dtype(target.dtype)
     place = check_target_shape(target.shape, x.shape)
-    if target.device != x.device:
-        raise ValueError(f"target is on {target.device}, but x is on {x.device}")
+    check_device(target, "target", x, "x")
     return target, place
 
 

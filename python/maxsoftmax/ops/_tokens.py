@@ -15,7 +15,7 @@ from maxsoftmax._arguments import (
     check_temperature,
     check_tokens_shape,
 )
-from maxsoftmax.ops._values import add_op, as_tensor, axis_of, bits_of, check_like, product
+from maxsoftmax.ops._values import add_op, as_gradient, as_tensor, axis_of, bits_of, check_device, kept_dims, product
 
 
 @overload
@@ -136,13 +136,8 @@ def token_log_probs_backward(
     """
     asked = _asked(x, tokens, axis, temperature)
     wide, wanted = accumulator(asked.x.dtype), dentropy is not None
-    upstream = as_tensor(dlog_probs, "dlog_probs")
-    check_dtype(upstream.dtype, "dlog_probs")
-    check_like(upstream, "dlog_probs", upstream.dtype, asked.shape, asked.x.device)
-    of_entropies = None if dentropy is None else as_tensor(dentropy, "dentropy")
-    if of_entropies is not None:
-        check_dtype(of_entropies.dtype, "dentropy")
-        check_like(of_entropies, "dentropy", of_entropies.dtype, asked.kept, asked.x.device)
+    upstream = as_gradient(dlog_probs, "dlog_probs", asked.shape, asked.x.device)
+    of_entropies = None if dentropy is None else as_gradient(dentropy, "dentropy", asked.kept, asked.x.device)
     *_, sums = _token_log_probs(*asked[:5], wanted)
     rows = sums.shape[0]
     taken = max_ops.reshape(asked.by_row(max_ops.cast(upstream, wide)), [rows, asked.each])
@@ -163,7 +158,7 @@ def _token_log_probs(  # noqa: PLR0917
     x: TensorValue, tokens: TensorValue, place: int, each: Dim, temperature: float, entropy: bool
 ) -> list[TensorValue]:
     """Adds the op: of `each` tokens of a row, row by row, as are the results."""
-    wide, rows = accumulator(x.dtype), product([dim for i, dim in enumerate(x.shape) if i != place])
+    wide, rows = accumulator(x.dtype), product(kept_dims(x, place))
     return add_op(
         "token_log_probs",
         [x, tokens],
@@ -214,9 +209,8 @@ def _asked(x: Any, tokens: Any, axis: Any, temperature: Any) -> _Asked:
     place, chosen = axis_of(axis, x), check_temperature(temperature)
     check_target_dtype(tokens.dtype, "tokens")
     several = check_tokens_shape(tokens.shape, x.shape, place)
-    if tokens.device != x.device:
-        raise ValueError(f"tokens is on {tokens.device}, but x is on {x.device}")
-    kept = [dim for i, dim in enumerate(x.shape) if i != place]
+    check_device(tokens, "tokens", x, "x")
+    kept = kept_dims(x, place)
     each = tokens.shape[place] if several else Dim(1)
     asked = _Asked(x, tokens, place, each, chosen, kept, list(tokens.shape))
     return asked._replace(tokens=max_ops.reshape(asked.by_row(tokens), [product(kept) * each]))

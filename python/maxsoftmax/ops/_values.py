@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue
 from max.graph import ops as max_ops
 
-from maxsoftmax._arguments import check_flag, normalize_axis, words
+from maxsoftmax._arguments import check_dtype, check_flag, normalize_axis, words
 from maxsoftmax._graph.extension import extension
 
 
@@ -24,7 +24,7 @@ def bits_of(number: float) -> int:
 
 def as_tensor(x: Any, name: str = "x") -> TensorValue:
     """Returns `x` as a tensor of the graph that is being built."""
-    _check_graph()
+    check_graph()
     try:
         value = TensorValue(x)
     except (TypeError, ValueError) as error:
@@ -33,7 +33,7 @@ def as_tensor(x: Any, name: str = "x") -> TensorValue:
     return value
 
 
-def _check_graph() -> None:
+def check_graph() -> None:
     """Refuses to add to no graph."""
     try:
         _ = Graph.current
@@ -73,7 +73,21 @@ def check_like(value: TensorValue, name: str, dtype: DType, shape: Any, device: 
         raise ValueError(f"{name} is on {value.device}, but the others are on {device}")
 
 
-def kept_dims(x: TensorValue, axis: int, keepdims: Any) -> list[Dim]:
+def check_device(value: TensorValue, name: str, other: Any, others: str) -> None:
+    """Refuses a tensor that is on another device."""
+    if value.device != other.device:
+        raise ValueError(f"{name} is on {value.device}, but {others} is on {other.device}")
+
+
+def as_gradient(value: Any, name: str, shape: Any, device: DeviceRef) -> TensorValue:
+    """Returns the gradient of results of a shape, of any floating dtype."""
+    gradient = as_tensor(value, name)
+    check_dtype(gradient.dtype, name)
+    check_like(gradient, name, gradient.dtype, shape, device)
+    return gradient
+
+
+def kept_dims(x: TensorValue, axis: int, keepdims: Any = False) -> list[Dim]:
     """Returns the shape of what has one value for each row of `x`."""
     one = [Dim(1)] if check_flag("keepdims", keepdims) else []
     return [*x.shape[:axis], *one, *x.shape[axis + 1 :]]
@@ -88,12 +102,12 @@ def add_op(
     op: str, values: list[TensorValue], results: list[TensorType], parameters: dict[str, Any]
 ) -> list[TensorValue]:
     """Adds one of our ops to the graph."""
-    _load_extension(Graph.current)
+    load_extension(Graph.current)
     found = max_ops.custom(op, device=values[0].device, values=values, out_types=results, parameters=parameters)
     return [value.tensor for value in found]
 
 
-def _load_extension(graph: Graph) -> None:
+def load_extension(graph: Graph) -> None:
     """Gives `graph` the kernels unless it has them."""
     if "softmax" not in graph._kernel_library:
         graph._import_kernels([extension()])

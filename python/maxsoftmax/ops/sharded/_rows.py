@@ -14,7 +14,7 @@ from max.graph import ops as max_ops
 
 from maxsoftmax._arguments import accumulator, check_dtype, words
 from maxsoftmax.ops._softmax import softmax
-from maxsoftmax.ops._values import as_tensor, axis_of, product
+from maxsoftmax.ops._values import as_tensor, axis_of, kept_dims, product
 
 Shards = Sequence[TensorValueLike]
 Signals = Iterable[BufferValueLike]
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     @property
     def kept(self) -> list[Dim]:
         """The dimensions beside the axis."""
-        return [dim for i, dim in enumerate(self.shards[0].shape) if i != self.axis]
+        return kept_dims(self.shards[0], self.axis)
 
     @property
     def rows(self) -> Dim:
