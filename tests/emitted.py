@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from max.engine import CompilationStopped, InferenceSession
 from maxsoftmax._graph import runtime
 
@@ -29,7 +30,9 @@ def load(graph, device, stop=False):
     """Returns the model of `graph`, or None where MAX is to stop before it has one, and the Mojo that it wrote."""
     session, model = InferenceSession(devices=[runtime.device(device)]), None
     # The files of the stages before it are large.
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        # Of a model that is in its cache already MAX writes nothing.
+        patch.setenv(runtime.MAX_CACHE, f"{folder}/cache")
         session.debug.pre_jit = stop
         session.debug.ir_output_dir = folder
         try:
