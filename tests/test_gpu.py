@@ -99,6 +99,54 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
             assert torch.equal(part, y[start:stop]), (start, stop, shift)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("n", [400_001, 600_000, 2**20 + 5, 2**22, 2**22 + 8, 2**23, 2**24 + 3])
+def test_rows_that_take_the_whole_gpu_are_those_of_float64(n, what, dtype):
+    torch = pytest.importorskip("torch")
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(min(9, (1 << 26) // n), n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    x[0] += 500
+    x[-1, : n // 2] = -10_000
+    if len(x) > 4:
+        x[1, n // 2 :] = -torch.inf
+        x[2, n - 1] = torch.nan
+        x[3] = -torch.inf
+        x[4, 0] = torch.inf
+    for shift in (0, 1, 3):
+        rows = at(x, shift)
+        found = computed(what, rows, None, None)
+        assert torch.equal(computed(what, rows[:1].clone(), None, None).nan_to_num(), found[:1].nan_to_num())
+        for row, y in zip(x, found, strict=True):
+            expected = getattr(torch, what)(row.double(), 0)
+            tolerance = {
+                "float32": {"rtol": 4e-6, "atol": 0 if what == "softmax" else 1e-6},
+                "bfloat16": {"rtol": 2**-8, "atol": 1e-38},
+                "float16": {"rtol": 2**-10, "atol": 2**-24},
+            }[dtype]
+            torch.testing.assert_close(y.double(), expected, equal_nan=True, **tolerance)
+
+
+def test_rows_that_take_the_whole_gpu_may_share_it():
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    lengths = (400_001, 2**20, 2**22, 2**23)
+    tensors = [torch.randn((1 << 25) // n, n, device="cuda") for n in lengths]
+    alone = [ours.softmax(x, -1) for x in tensors]
+    streams = [torch.cuda.Stream(priority=-(i % 2)) for i in range(len(tensors))]
+    torch.cuda.synchronize()
+    results = [[] for _ in tensors]
+    for _ in range(10):
+        for x, stream, found in zip(tensors, streams, results, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(ours.softmax(x, -1))
+    torch.cuda.synchronize()
+    for y, found in zip(alone, results, strict=True):
+        assert all(torch.equal(y, each) for each in found)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy", "smoothed"])
 @pytest.mark.parametrize("n", [33, 64, 129, 777, 1000, 1023, 4097, 10_001, 50_257, 50_264, 128_257])

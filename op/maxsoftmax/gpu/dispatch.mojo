@@ -15,6 +15,7 @@ from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .resident import resident
+from .resident_grid import grid_holds, resident_grid
 from .resident_units import Again, resident_units
 from .tuning import Tuned, Units, slots
 
@@ -63,6 +64,10 @@ def _contiguous[
             y.unsafe_bitcast[Float32](), x, rows, queue
         )
     else:
+        comptime if Tuned.holds_in_grid:
+            if grid_holds[dtype](rows.n, queue):
+                resident_grid[finish](MemoryTarget(y), x, rows, queue)
+                return
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 
 

@@ -34,6 +34,7 @@ from .hardware.warp_reduction import lanes_reduce
 from .partition.granules import caught_up, turned
 from .partition.row import again
 from .partition.unit import Unit, unit_elements
+from .partition.unit_sum import UnitSum
 from .resident import add
 
 comptime MAX_UNITS = 128
@@ -111,31 +112,12 @@ def resident_units_kernel[
     pdl_wait()
 
     var raw = Array[U.Values, rounds](fill=U.Values(U.nothing))
-    comptime for all in [True, False]:
-        if u.whole == all:
-            comptime for j in range(rounds):
-                if u.has[all](j):
-                    raw[j] = u.address(j).unsafe_load[
-                        width=width, alignment=VECTOR_BYTES
-                    ]()
-    var after = U.Values(U.nothing)
-    comptime if edged:
-        if not u.whole:
-            var tail_round = u.tail_round()
-            if tail_round < rounds:
-                var tail = u.load(tail_round)
-                comptime for j in range(rounds):
-                    if j == tail_round:
-                        raw[j] = tail
-        if u.shared:
-            after = u.end()
-            raw[0] = u.begin()
-
-    var largest = after
-    comptime for j in range(rounds):
-        largest = maximum(largest, raw[j])
-    var m = largest_of_lanes[WARP_SIZE](largest_lane(largest).cast[F]())
-    var scale = Scale[exact](m)
+    var after = u.read[edged](raw)
+    var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs](
+        u, raw, after, lane, zero
+    )
+    var m = sum.m
+    var scale = sum.scale
 
     @inline(.always)
     def exponentials(values: U.Values) {imm} -> Vector:
@@ -151,62 +133,9 @@ def resident_units_kernel[
         else:
             return again(values)
 
-    # In the order of the elements, whatever lane has them. Where exponentials replace the logits, those of the next vector are found first: of
-    # the first lane they are a part of this one.
-    var sum = Sum[F, width]()
-    var packed = Array[Packed[width], rounds if packs else 1](
-        fill=Packed[width]()
-    )
-    var behind = u.g.behind(lane)
-    comptime if keeps:
-        raw[0] = rebind[U.Values](exponentials(raw[0]))
-    comptime for k in range(0, rounds, TOGETHER):
-        var terms = Vector(0)
-        comptime for j in range(k, min(k + TOGETHER, rounds)):
-            comptime if keeps and j + 1 < rounds:
-                raw[j + 1] = rebind[U.Values](exponentials(raw[j + 1]))
-            elif keeps and edged:
-                after = rebind[U.Values](exponentials(after))
-            var e: Vector
-            comptime if keeps:
-                e = rebind[Vector](raw[j])
-                comptime if edged:
-                    e = rebind[Vector](
-                        caught_up(
-                            raw[j],
-                            raw[j + 1] if j + 1 < rounds else after,
-                            behind,
-                        )
-                    )
-            else:
-                e = exponentials(hidden(raw[j]))
-                comptime if packs:
-                    packed[j] = Packed[width](e)
-                comptime if edged:
-                    if u.g.shift != 0:
-                        # In shorter types the logits are what is put together.
-                        e = exponentials(
-                            caught_up(
-                                raw[j],
-                                raw[j + 1] if j + 1 < rounds else after,
-                                behind,
-                            )
-                        )
-            terms = e if j == k else terms + e
-        add[exact](sum, terms)
-        # Exponentials wait for those before them, which the assembler does not see: all at once are more than it has registers for.
-        scale.intercept = bitcast[F](
-            bitcast[DType.uint32](scale.intercept)
-            ^ (bitcast[DType.uint32](terms[0]) & zero)
-        )
-    var chains = sum.value - sum.excess
-    comptime if edged:
-        chains = turned[WARP_SIZE](chains, u.g.shift, lane)
-    var d = lanes_reduce[total](chains.reduce_add()) * scale.quick_factor()
-
     cluster.open(Int(units))
     if unit < Int(units) and lane < cluster.blocks:
-        cluster.send(lane, 2 * unit, m, d)
+        cluster.send(lane, 2 * unit, m, sum.d)
     cluster.close()
     var pair = cluster.merged[exact](Int(units), lane)
 
@@ -232,7 +161,7 @@ def resident_units_kernel[
         factor *= of_row.quick_factor()
 
     @inline(.always)
-    def finished(logits: U.Values, e: Vector) {imm} -> Vector:
+    def finished(logits: U.Values, e: Vector, rest: Float32) {imm} -> Vector:
         """Returns results of logits, or of exponentials in the unit's scale."""
         comptime if finish == Finish.LOGARITHMS:
             return (rebind[Vector](logits.cast[F]()) - pair.m) - factor
@@ -242,62 +171,43 @@ def resident_units_kernel[
             return rebind[Vector](of_row.quick(logits.cast[F]())) * factor
 
     @inline(.always)
-    def results(j: Int) {imm} -> Vector:
+    def results(j: Int, rest: Float32) {imm} -> Vector:
         """Returns those of the lane's granule j."""
         comptime if keeps:
-            return finished(raw[j], rebind[Vector](raw[j]))
+            return finished(raw[j], rebind[Vector](raw[j]), rest)
         elif packs:
-            return finished(raw[j], packed[j].values())
+            return finished(raw[j], sum.packed[j].values(), rest)
         elif in_unit:
             return finished(
                 raw[j],
                 Packed[width].shortened(exponentials(hidden(raw[j]))),
+                rest,
             )
         else:
-            return finished(hidden(raw[j]), 0)
-
-    var target = y.line(row, Int(n)).onwards(u.first * width - Int(u.g.shift))
-    var aligned = target.is_aligned[width]()
-    if u.whole and aligned and rest == 1:
-        rest = 1
-        comptime for j in range(rounds):
-            if not (edged and j == 0 and u.shared):
-                target.store[True](U.place(j), results(j))
-    else:
-        comptime for j in range(rounds):
-            if u.has[False](j) and not (edged and j == 0 and u.shared):
-                if aligned:
-                    target.store[True](U.place(j), results(j))
-                else:
-                    target.store[False](U.place(j), results(j))
+            return finished(hidden(raw[j]), 0, rest)
 
     @inline(.always)
-    def store_some(j: Int, begin: Int32, end: Int32) {imm}:
-        """Stores some results of the lane's granule j, of which others may have the rest.
-        """
-        var logits = u.load(j)
+    def plain(j: Int) {imm} -> SIMD[F, width]:
+        return results(j, 1)
+
+    @inline(.always)
+    def any(j: Int) {imm} -> SIMD[F, width]:
+        return results(j, rest)
+
+    @inline(.always)
+    def some(logits: U.Values) {imm} -> SIMD[F, width]:
         var e = exponentials(logits)
         comptime if in_unit and not keeps:
             e = Packed[width].shortened(e)
-        var all = finished(logits, e)
-        comptime for v in range(width):
-            if begin <= Int32(v) < end:
-                target.store[True](U.place(j) + v, SIMD[F, 1](all[v]))
+        return finished(logits, e, rest)
 
-    comptime if edged:
-        if u.shared:
-            store_some(0, u.g.shift, Int32(width) if u.left > 0 else u.g.tail)
-            comptime beyond = Int32(rounds * WARP_SIZE)
-            if u.left >= beyond:
-                store_some(
-                    rounds,
-                    0,
-                    u.g.shift if u.left > beyond else min(u.g.shift, u.g.tail),
-                )
-        if not u.whole:
-            var tail_round = u.tail_round()
-            if tail_round < rounds and not (u.shared and tail_round == 0):
-                store_some(tail_round, 0, u.g.tail)
+    u.store[edged](
+        y.line(row, Int(n)).onwards(u.first * width - Int(u.g.shift)),
+        rest == 1,
+        plain,
+        any,
+        some,
+    )
 
 
 def resident_units[

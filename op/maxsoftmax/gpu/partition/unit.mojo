@@ -7,7 +7,8 @@ has elements of the unit before, and the granule after its last has elements of 
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
-from ...io.rows import Source
+from ...io.rows import Source, VECTOR_BYTES
+from ...io.target import TargetLine
 from .granules import Granule, Granules
 
 
@@ -111,3 +112,103 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                 if Int32(v) >= self.g.shift:
                     values[v] = Self.nothing
         return values
+
+    @inline(.always)
+    def read[
+        edged: Bool
+    ](self, mut raw: Array[Self.Values, Self.rounds]) -> Self.Values:
+        """Reads the lane's granules, all at once, and returns what is in the unit of the granule after the last.
+
+        Parameters:
+            edged: Whether rows may begin or end between two multiples of 16 bytes.
+
+        Args:
+            raw: Where they go; -inf where there are none.
+        """
+        comptime for all in [True, False]:
+            if self.whole == all:
+                comptime for j in range(Self.rounds):
+                    if self.has[all](j):
+                        raw[j] = self.address(j).unsafe_load[
+                            width=Self.width, alignment=VECTOR_BYTES
+                        ]()
+        var after = Self.Values(Self.nothing)
+        comptime if edged:
+            if not self.whole:
+                var tail_round = self.tail_round()
+                if tail_round < Self.rounds:
+                    var tail = self.load(tail_round)
+                    comptime for j in range(Self.rounds):
+                        if j == tail_round:
+                            raw[j] = tail
+            if self.shared:
+                after = self.end()
+                raw[0] = self.begin()
+        return after
+
+    @inline(.always)
+    def store[
+        Line: TargetLine,
+        //,
+        edged: Bool,
+        Plain: def(j: Int) -> SIMD[DType.float32, Self.width],
+        Any: def(j: Int) -> SIMD[DType.float32, Self.width],
+        Some: def(logits: Self.Values) -> SIMD[DType.float32, Self.width],
+    ](self, target: Line, are_plain: Bool, plain: Plain, any: Any, some: Some):
+        """Stores results of the lane's granules.
+
+        Parameters:
+            Line: Where they go.
+            edged: As of `read`.
+            Plain: Returns those of granule j, if `are_plain`.
+            Any: Returns those of granule j.
+            Some: Returns those of a granule that is read again, as others may have a part of it.
+
+        - `target`: Where those of the lane's first granule go.
+        """
+        var aligned = target.is_aligned[Self.width]()
+        if self.whole and aligned and are_plain:
+            comptime for j in range(Self.rounds):
+                if not (edged and j == 0 and self.shared):
+                    target.store[True](self.place(j), plain(j))
+        else:
+            comptime for j in range(Self.rounds):
+                if self.has[False](j) and not (
+                    edged and j == 0 and self.shared
+                ):
+                    if aligned:
+                        target.store[True](self.place(j), any(j))
+                    else:
+                        target.store[False](self.place(j), any(j))
+
+        @inline(.always)
+        def store_some(j: Int, begin: Int32, end: Int32) {imm}:
+            """Stores some results of the lane's granule j."""
+            var all = some(self.load(j))
+            comptime for v in range(Self.width):
+                if begin <= Int32(v) < end:
+                    target.store[True](
+                        self.place(j) + v, SIMD[DType.float32, 1](all[v])
+                    )
+
+        comptime if edged:
+            if self.shared:
+                store_some(
+                    0,
+                    self.g.shift,
+                    Int32(Self.width) if self.left > 0 else self.g.tail,
+                )
+                comptime beyond = Int32(Self.rounds * WARP_SIZE)
+                if self.left >= beyond:
+                    store_some(
+                        Self.rounds,
+                        0,
+                        self.g.shift if self.left
+                        > beyond else min(self.g.shift, self.g.tail),
+                    )
+            if not self.whole:
+                var tail_round = self.tail_round()
+                if tail_round < Self.rounds and not (
+                    self.shared and tail_round == 0
+                ):
+                    store_some(tail_round, 0, self.g.tail)

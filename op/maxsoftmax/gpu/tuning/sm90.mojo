@@ -52,6 +52,8 @@ struct Sm90(Tuning):
             Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
+    comptime holds_in_grid = True
+
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:
         var table = Self.computed_in_registers(width)

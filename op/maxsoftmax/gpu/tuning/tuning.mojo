@@ -75,6 +75,9 @@ trait Tuning:
         """
         return []
 
+    comptime holds_in_grid: Bool = False
+    """Whether the whole GPU holds rows in memory that no cluster does, rather than that they are read twice."""
+
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:
         """Rows of logits that are computed as they are read.

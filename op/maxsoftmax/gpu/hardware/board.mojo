@@ -1,0 +1,266 @@
+"""What warps of a whole grid tell each other in the GPU's memory: what units of rows sum to.
+
+A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. It waits for a row once it has
+left the unit after its own of that row. As no row has more units than there are warps, each of them belongs to this turn or to the one before, and
+nobody waits before both are left.
+
+All of it is numbers that are read and written whole. Of a pair, 0 says that it is not there yet.
+"""
+
+from std.atomic import Atomic, Ordering
+from std.math import align_up, ceildiv
+from std.memory import bitcast
+from std.sys import inlined_assembly, is_nvidia_gpu
+from std.utils.numerics import neg_inf
+from max.gpu import WARP_SIZE, block_idx, thread_idx
+from max.gpu.host.launch_attribute import (
+    LaunchAttribute,
+    LaunchAttributeID,
+    LaunchAttributeValue,
+)
+from max.gpu.primitives import warp
+
+from ...io.rows import Target, VECTOR_BYTES
+from ...math.exponential import Scale
+from ...queue import Queue
+from .cluster import Pair
+from .pdl import pdl_attributes, pdl_wait
+from .team import largest_of_lanes, maximum, total
+from .warp_reduction import lanes_reduce
+
+comptime GROUP = 64
+"""Units whose pairs are merged before those of others, by whoever leaves the last of them."""
+
+comptime MOST_UNITS = GROUP * WARP_SIZE
+"""Units of the longest row: a lane looks at one group."""
+
+comptime _CLEAR_SIZE = 256
+"""Threads of a block that clears memory."""
+
+comptime _Count = Atomic[UInt32, scope="device"]
+comptime _Bits = Atomic[UInt64, scope="device"]
+
+comptime Words = Target[DType.uint64]
+"""The GPU's memory."""
+
+
+def clear_kernel(memory: Words, count: Int64):
+    """Writes zeros, two a thread."""
+    var i = 2 * (Int(block_idx.x) * _CLEAR_SIZE + Int(thread_idx.x))
+    pdl_wait()
+    if i < Int(count):
+        memory.unsafe_store[alignment=VECTOR_BYTES](i, SIMD[DType.uint64, 2](0))
+
+
+struct Board(TrivialRegisterPassable):
+    """What warps tell each other, in the GPU's memory."""
+
+    var groups: Words
+    """The pairs of groups of units."""
+    var units: Words
+    """The pairs of units."""
+    var counts: Target[DType.uint32]
+    """How many units of each group have been left."""
+    var units_of_row: UInt32
+    """How many units a row has."""
+    var groups_of_row: UInt32
+    """How many groups."""
+
+    @inline(.always)
+    def __init__(out self, memory: Words, rows: Int, units: Int):
+        """The board of so many rows of so many units, which `clear` has cleared.
+        """
+        var groups = ceildiv(units, GROUP)
+        self.groups = memory
+        self.units = self.groups.unsafe_offset(rows * groups)
+        self.counts = self.units.unsafe_offset(rows * units).unsafe_bitcast[
+            UInt32
+        ]()
+        self.units_of_row = UInt32(units)
+        self.groups_of_row = UInt32(groups)
+
+    @staticmethod
+    def size(rows: Int, units: Int) -> Int:
+        """Returns how many words of 8 bytes it has, a multiple of two."""
+        var groups = ceildiv(units, GROUP)
+        return align_up(rows * (groups + units) + ceildiv(rows * groups, 2), 2)
+
+    @staticmethod
+    def clear(memory: Words, rows: Int, units: Int, queue: Queue) raises:
+        """Enqueues what makes memory a board.
+
+        Args:
+            memory: As many words as `size` says.
+            rows: How many there are.
+            units: Units of each.
+            queue: Where the kernel is launched.
+        """
+        var count = Self.size(rows, units)
+        queue.launch[clear_kernel](
+            memory,
+            Int64(count),
+            grid_dim=ceildiv(count, 2 * _CLEAR_SIZE),
+            block_dim=_CLEAR_SIZE,
+            attributes=pdl_attributes(),
+        )
+
+    @staticmethod
+    def attributes() -> List[LaunchAttribute]:
+        """Returns the attributes of a launch of a kernel that uses it: all blocks are on the GPU at once, or none.
+        """
+        var attributes = pdl_attributes()
+        attributes.append(
+            LaunchAttribute(
+                LaunchAttributeID.COOPERATIVE, LaunchAttributeValue(True)
+            )
+        )
+        return attributes^
+
+    @inline(.always)
+    def row(self, id: UInt32) -> UInt32:
+        """Returns which row a unit is of, counted through all of them."""
+        return id // self.units_of_row
+
+    @inline(.always)
+    def seen(self, row: UInt32, lane: Int) -> UInt64:
+        """Returns to each lane the pair of one of a row's groups, 0 if it is not there yet.
+
+        Args:
+            row: The row.
+            lane: This thread's index in its warp.
+        """
+        var bits = _bits_of(Pair(neg_inf[DType.float32](), 0))
+        if UInt32(lane) < self.groups_of_row:
+            bits = _Bits.load[ordering=Ordering.RELAXED](
+                self.groups.unsafe_offset(Int(row * self.groups_of_row) + lane)
+            )
+        return bits
+
+    @inline(.always)
+    def wait[
+        exact: Bool
+    ](self, row: UInt32, var seen: UInt64, lane: Int) -> Pair[]:
+        """Returns a row's pair, once all of its groups' are there.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            row: The row.
+            seen: What `seen` returned.
+            lane: This thread's index in its warp.
+        """
+        while seen == 0:
+            sleep(64)
+            seen = self.seen(row, lane)
+        return _merged[exact](Array[Pair[], 1](fill=_pair_of(seen)))
+
+    @inline(.always)
+    def leave(self, id: UInt32, pair: Pair[], lane: Int) -> UInt32:
+        """Leaves a unit's pair, and returns to the first lane how many of its group have been left before.
+
+        Args:
+            id: The unit.
+            pair: What it sums to.
+            lane: This thread's index in its warp.
+        """
+        var before = UInt32(0)
+        if lane == 0:
+            _leave(self.units.unsafe_offset(Int(id)), pair)
+            before = _Count.fetch_add[ordering=Ordering.RELAXED](
+                self.counts.unsafe_offset(Int(self._group(id))), 1
+            )
+        return before
+
+    @inline(.always)
+    def merge[exact: Bool](self, id: UInt32, before: UInt32, lane: Int):
+        """Merges the units of a group, if nobody has yet to leave one.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            id: The unit that this warp left.
+            before: What `leave` returned.
+            lane: This thread's index in its warp.
+        """
+        var row = self.row(id)
+        var group = self._group(id)
+        var first = (group - row * self.groups_of_row) * GROUP
+        var count = min(self.units_of_row - first, UInt32(GROUP))
+        if warp.shuffle_idx(before, 0) != count - 1:
+            return
+        first += row * self.units_of_row
+        var pairs = Array[Pair[], GROUP // WARP_SIZE](
+            fill=Pair(neg_inf[DType.float32](), 0)
+        )
+        comptime for j in range(GROUP // WARP_SIZE):
+            var i = UInt32(lane + j * WARP_SIZE)
+            if i < count:
+                var bits = UInt64(0)
+                # It is on its way, if it is not there.
+                while bits == 0:
+                    bits = _Bits.load[ordering=Ordering.RELAXED](
+                        self.units.unsafe_offset(Int(first + i))
+                    )
+                pairs[j] = _pair_of(bits)
+        var pair = _merged[exact](pairs)
+        if lane == 0:
+            _leave(self.groups.unsafe_offset(Int(group)), pair)
+
+    @inline(.always)
+    def _group(self, id: UInt32) -> UInt32:
+        """Returns which group a unit is of, counted through all rows."""
+        var row = self.row(id)
+        return (
+            row * self.groups_of_row + (id - row * self.units_of_row) // GROUP
+        )
+
+
+@inline(.always)
+def _bits_of(pair: Pair[]) -> UInt64:
+    """Returns the number that a pair is."""
+    return bitcast[DType.uint64, 1](
+        SIMD[DType.float32, 2](pair.m[0], pair.d[0])
+    )[0]
+
+
+@inline(.always)
+def _pair_of(bits: UInt64) -> Pair[]:
+    """Returns the pair that a number is."""
+    var both = bitcast[DType.float32, 2](bits)
+    return Pair(both[0], both[1])
+
+
+@inline(.always)
+def _leave(place: Words, pair: Pair[]):
+    """Writes a pair, which whoever reads it has all of, or 0."""
+    _Bits.store[ordering=Ordering.RELAXED](place, _bits_of(pair))
+
+
+@inline(.always)
+def _merged[count: Int, //, exact: Bool](pairs: Array[Pair[], count]) -> Pair[]:
+    """Returns what the pairs of all lanes come to.
+
+    Parameters:
+        count: Pairs a lane.
+        exact: Of the scale that the sums are in.
+    """
+    var m = pairs[0].m
+    comptime for j in range(1, count):
+        m = maximum(m, pairs[j].m)
+    m = largest_of_lanes[WARP_SIZE](m)
+    var of_all = Scale[exact](m)
+    var d = pairs[0].sum_over(of_all)
+    comptime for j in range(1, count):
+        d += pairs[j].sum_over(of_all)
+    return Pair(m, lanes_reduce[total](d))
+
+
+@inline(.always)
+def sleep(ns: UInt32):
+    """Lets others go first, for about so many ns."""
+    comptime if is_nvidia_gpu():
+        inlined_assembly[
+            "nanosleep.u32 $0;", NoneType, constraints="r,~{memory}"
+        ](ns)
