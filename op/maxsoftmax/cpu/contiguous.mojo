@@ -17,6 +17,7 @@ from .targets import RowTarget
 from .tuning import (
     BLOCK,
     KEPT,
+    KEPT_IN_RESULTS,
     READ_AHEAD,
     SPAN,
     TOGETHER,
@@ -181,7 +182,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         """
         comptime if not (Self.O.divides or Self.S.is_computed):
             return False
-        return self.rows.n * size_of[Self.accum]() <= KEPT
+        comptime most = KEPT_IN_RESULTS if Self.waits else KEPT
+        return self.rows.n * size_of[Self.accum]() <= most
 
     @inline(.always)
     def _is_prefetched(self) -> Bool:

@@ -12,6 +12,8 @@ from std.memory import bitcast
 from std.sys import inlined_assembly, is_gpu, is_nvidia_gpu
 from std.utils.numerics import neg_inf
 
+from .roots import exp_by_roots, has_roots
+
 comptime SMALL = 64
 """Up to which |m| the unit is a power of two. For a larger m, x - m is exact down to x = m / 2 (Sterbenz), and what is
 below has e^x < e^-32 · e^m, so that its error, 2^-24 · |x - m| of that, is lost even in a sum of 2^24 of them."""
@@ -112,7 +114,14 @@ def _exp[
     """
     comptime assert dtype == DType.float32 or dtype == DType.float64
     comptime single = dtype == DType.float32
-    comptime if single and not is_gpu():
+    comptime if single and has_roots():
+        return rebind[SIMD[dtype, width]](
+            exp_by_roots(
+                rebind[SIMD[DType.float32, width]](x),
+                rebind[SIMD[DType.float32, width]](exponent),
+            )
+        )
+    elif single and not is_gpu():
         return rebind[SIMD[dtype, width]](
             _exp_by_binary(
                 rebind[SIMD[DType.float32, width]](x),
