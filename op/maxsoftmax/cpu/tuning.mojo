@@ -2,6 +2,9 @@
 
 from std.sys import CompilationTarget
 
+comptime IS_EPYC = CompilationTarget._arch().startswith("znver")
+"""Whether the CPU is AMD's."""
+
 comptime SPAN = 4096
 """Elements of a row that one pair is made of before pairs merge: in float32 half of a core's first cache, since they are
 read twice. Constant, so that the same input gives the same bits whatever the number of cores."""
@@ -30,9 +33,7 @@ comptime KEPT = 1 << 19
 """Bytes of a row's exponentials up to which they are stored and read again, and not computed again: they have to stay in
 a core's second cache. One row in the cache, 50240 float32: 21 us, computed again 32."""
 
-comptime KEPT_IN_RESULTS = 1 << 22 if CompilationTarget._arch().startswith(
-    "znver"
-) else KEPT
+comptime KEPT_IN_RESULTS = 1 << 22 if IS_EPYC else KEPT
 """The same where exponentials wait in the results: the third cache will do. One core of an AMD EPYC (Zen 4), float32, kept and computed again: 1×151936
 45 us and 67, 1×1000000 275 and 411, 32×500000 6.6 ms and 8.1. Nobody has measured other CPUs."""
 
@@ -51,9 +52,7 @@ for the result, run on one of them. On two cores 8192×1024 float32 take 2.0 ms 
 comptime NEVER = 1 << 62
 """More bytes than there are."""
 
-comptime STREAMED = 1 << 24 if CompilationTarget._arch().startswith(
-    "znver"
-) else NEVER
+comptime STREAMED = 1 << 24 if IS_EPYC else NEVER
 """Bytes of results from which on they are written past the caches, which would not hold them until they are read.
 
 AMD EPYC (Zen 5, 2 cores, 32 MiB of third cache), float32, beside torch's copy, regular stores and then streaming ones: 2048×1024 0.89 and

@@ -17,7 +17,6 @@ Of other ways to deal out units and to keep them none was faster at all lengths 
 
 from std.math import ceildiv
 from std.sys import size_of
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -29,7 +28,7 @@ from max.gpu import (
 
 from ..io.rows import Rows, Source, VECTOR_BYTES
 from ..io.target import RowTarget
-from ..math.exponential import Scale, logarithm
+from ..math.exponential import Scale
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.board import Board, MOST_UNITS, Words, sleep
@@ -37,6 +36,7 @@ from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait
 from .hardware.slots import Slots
 from .partition.unit import Unit, unit_elements
+from .partition.unit_result import factors
 from .partition.unit_sum import UnitSum
 
 comptime ROUNDS = 16
@@ -122,21 +122,7 @@ def resident_grid_kernel[
         var u = of_unit(id)
         var scale = Scale[exact](m)
         var of_row = Scale[exact](pair.m)
-        var rest = Float32(1)
-        var factor = (
-            logarithm(pair.relative[exact]()) if finish
-            == Finish.LOGARITHMS else pair.reciprocal[keeps]()
-        )
-        comptime if keeps:
-            rest = scale.over_lowered(of_row) * scale.quick_factor()
-            if m == neg_inf[F]():
-                rest = 0
-            # Both together may be too small for a normal number: then one after the other.
-            if rest * factor > 1e-30:
-                factor *= rest
-                rest = 1
-        elif finish == Finish.PROBABILITIES:
-            factor *= of_row.quick_factor()
+        var factor, rest = factors[finish, keeps](m, scale, of_row, pair)
 
         @inline(.always)
         def finished(values: U.Values, rest: Float32) {imm} -> Vector:

@@ -8,9 +8,7 @@ Units begin between two multiples of 16 bytes where rows do; see `granules`.
 """
 
 from std.math import ceildiv
-from std.memory import bitcast
 from std.sys import size_of
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -22,26 +20,19 @@ from max.gpu.host import Dim
 
 from ..io.rows import Rows, Source, VECTOR_BYTES
 from ..io.target import RowTarget
-from ..math.exponential import Scale, logarithm
-from ..math.online import Sum
+from ..math.exponential import Scale
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS
 from .hardware.packed import Packed
 from .hardware.pdl import pdl_attributes, pdl_wait
-from .hardware.team import largest_lane, largest_of_lanes, maximum, total
-from .hardware.warp_reduction import lanes_reduce
-from .partition.granules import caught_up, turned
 from .partition.row import again
 from .partition.unit import Unit, unit_elements
+from .partition.unit_result import factors
 from .partition.unit_sum import UnitSum
-from .resident import add
 
 comptime MAX_UNITS = 128
 """Units of a row at most: of each a block has a pair in its shared memory."""
-
-comptime TOGETHER = 4
-"""Vectors whose exponentials are added up before they are added to a lane's sum."""
 
 
 struct Again(Equatable, TrivialRegisterPassable):
@@ -141,24 +132,7 @@ def resident_units_kernel[
 
     # What exponentials are to be multiplied by to be in the row's scale, and then to be probabilities.
     var of_row = Scale[exact](pair.m)
-    var rest = Float32(1)
-    var factor = (
-        logarithm(pair.relative[exact]()) if finish
-        == Finish.LOGARITHMS else pair.reciprocal[keeps]()
-    )
-    comptime if in_unit:
-        comptime if keeps:
-            rest = scale.over_lowered(of_row) * scale.quick_factor()
-        else:
-            rest = scale.over(of_row)
-        if m == neg_inf[F]():
-            rest = 0
-        # Both together may be too small for a normal number: then one after the other.
-        if rest * factor > 1e-30:
-            factor *= rest
-            rest = 1
-    elif finish == Finish.PROBABILITIES:
-        factor *= of_row.quick_factor()
+    var factor, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
 
     @inline(.always)
     def finished(logits: U.Values, e: Vector, rest: Float32) {imm} -> Vector:

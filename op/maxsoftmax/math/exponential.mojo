@@ -12,7 +12,7 @@ from std.memory import bitcast
 from std.sys import inlined_assembly, is_gpu, is_nvidia_gpu
 from std.utils.numerics import neg_inf
 
-from .roots import exp_by_roots, has_roots
+from .roots import ROUNDER, exp2_by_roots, has_roots
 
 comptime SMALL = 64
 """Up to which |m| the unit is a power of two. For a larger m, x - m is exact down to x = m / 2 (Sterbenz), and what is
@@ -114,14 +114,7 @@ def _exp[
     """
     comptime assert dtype == DType.float32 or dtype == DType.float64
     comptime single = dtype == DType.float32
-    comptime if single and has_roots():
-        return rebind[SIMD[dtype, width]](
-            exp_by_roots(
-                rebind[SIMD[DType.float32, width]](x),
-                rebind[SIMD[DType.float32, width]](exponent),
-            )
-        )
-    elif single and not is_gpu():
+    comptime if single and not is_gpu():
         return rebind[SIMD[dtype, width]](
             _exp_by_binary(
                 rebind[SIMD[DType.float32, width]](x),
@@ -164,7 +157,8 @@ def _exp_by_binary[
 ]:
     """Returns e^x / 2^exponent as `_exp` does, and as accurately, in four operations less.
 
-    The reduction is that of x·log2 e to an integer and f in [-1/2, 1/2], so that the polynomial is one of 2^f.
+    The reduction is that of x·log2 e to an integer and f in [-1/2, 1/2], so that the polynomial is one of 2^f; with roots, to sixteenths and f in
+    [-1/32, 1/32].
 
     Parameters:
         width: Lanes.
@@ -176,13 +170,21 @@ def _exp_by_binary[
     Returns:
         The value; 0 where it is below the smallest normal number; NaN where x is NaN.
     """
-    # With the bias of an exponent, so that the low bits are one.
-    comptime rounder = _rounder[DType.float32]() + 127
+    # Without roots with the bias of an exponent, so that the low bits are one.
+    comptime rounder = ROUNDER if has_roots() else _rounder[
+        DType.float32
+    ]() + 127
     var shifted, f = _binary(x, rounder - exponent)
-    var power = bitcast[DType.float32](bitcast[DType.int32](shifted) << 23)
-    # Added to the exponent instead, the integer could turn a NaN into a number.
+    var value: SIMD[DType.float32, width]
+    comptime if has_roots():
+        value = exp2_by_roots(shifted, f)
+    else:
+        # Added to the exponent instead, the integer could turn a NaN into a number.
+        value = _exp2(f) * bitcast[DType.float32](
+            bitcast[DType.int32](shifted) << 23
+        )
     return shifted.lt(rounder - 126).select(
-        SIMD[DType.float32, width](0), _exp2(f) * power
+        SIMD[DType.float32, width](0), value
     )
 
 

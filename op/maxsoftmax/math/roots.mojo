@@ -13,7 +13,7 @@ comptime PLACES = 4
 comptime LANES = 1 << PLACES
 """Numbers of a register, which is the table."""
 
-comptime _ROUNDER = Float32(1.5 * (1 << (23 - PLACES)))
+comptime ROUNDER = Float32(1.5 * (1 << (23 - PLACES)))
 """Adding it leaves the integer part of a sum, and so many binary places, in its lowest bits."""
 
 comptime _ROOTS = SIMD[DType.int32, LANES](
@@ -63,29 +63,24 @@ def has_roots() -> Bool:
 
 
 @inline(.always)
-def exp_by_roots[
+def exp2_by_roots[
     width: SIMDLength, //
-](x: SIMD[DType.float32, width], exponent: SIMD[DType.float32, width]) -> SIMD[
+](shifted: SIMD[DType.float32, width], f: SIMD[DType.float32, width]) -> SIMD[
     DType.float32, width
 ]:
-    """Returns e^x / 2^exponent, to a relative error of 7e-8.
+    """Returns 2^(s + f), where s + `ROUNDER` is `shifted`, to a relative error of 7e-8.
 
     Parameters:
         width: Lanes.
 
     Args:
-        x: Arguments, -inf or NaN, but not inf.
-        exponent: Integers that leave a finite result.
+        shifted: Made of s from -126 to 127; others give anything.
+        f: From -1/32 to 1/32, or NaN.
 
     Returns:
-        The value; 0 where it is below the smallest normal number; NaN where x is NaN.
+        The value; NaN where f is NaN.
     """
     comptime V = SIMD[DType.float32, width]
-    comptime log2_e_high = V(1.4426950216293335)
-    comptime log2_e_low = V(1.9259629911e-08)
-    var intercept = _ROUNDER - exponent
-    var shifted = x.fma(log2_e_high, intercept)
-    var f = x.fma(log2_e_low, x.fma(log2_e_high, intercept - shifted))
     var places = bitcast[DType.int32](shifted)
     # 2^f - 1 on [-1/32, 1/32], to 2e-9.
     var p = (
@@ -98,7 +93,7 @@ def exp_by_roots[
     var root = bitcast[DType.float32](
         _looked_up[_ROOTS](places) + (places << 19)
     )
-    return shifted.lt(_ROUNDER - 126).select(V(0), root.fma(p, root))
+    return root.fma(p, root)
 
 
 @inline(.always)

@@ -1,0 +1,49 @@
+"""What turns what is known of a unit's elements into results, once it is known what the row sums to."""
+
+from std.utils.numerics import neg_inf
+
+from ...math.exponential import Scale, logarithm
+from ...ops.finish import Finish
+from ..hardware.cluster import Pair
+
+
+@inline(.always)
+def factors[
+    exact: Bool, //, finish: Finish, keeps: Bool, in_unit: Bool = keeps
+](m: Float32, scale: Scale[exact], of_row: Scale[exact], pair: Pair[]) -> Tuple[
+    Float32, Float32
+]:
+    """Returns what exponentials are multiplied by to be probabilities, or what is subtracted from x - m to be their logarithms; and what those in the
+    unit's scale are multiplied by before, 1 if that is the same for all of the row or a part of the former.
+
+    Parameters:
+        exact: Of the scales.
+        finish: What is written.
+        keeps: Whether exponentials are those that `UnitSum` keeps in place of logits.
+        in_unit: Whether they are in the unit's scale, not in the row's.
+
+    Args:
+        m: The unit's largest logit.
+        scale: The unit's scale.
+        of_row: The row's.
+        pair: The row's pair.
+    """
+    var rest = Float32(1)
+    var factor = (
+        logarithm(pair.relative[exact]()) if finish
+        == Finish.LOGARITHMS else pair.reciprocal[keeps]()
+    )
+    comptime if in_unit:
+        comptime if keeps:
+            rest = scale.over_lowered(of_row) * scale.quick_factor()
+        else:
+            rest = scale.over(of_row)
+        if m == neg_inf[DType.float32]():
+            rest = 0
+        # Both together may be too small for a normal number: then one after the other.
+        if rest * factor > 1e-30:
+            factor *= rest
+            rest = 1
+    elif finish == Finish.PROBABILITIES:
+        factor *= of_row.quick_factor()
+    return factor, rest
