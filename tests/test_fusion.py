@@ -142,6 +142,16 @@ def kept(x, keep):
     return y, max_ops.where(keep, max_ops.softmax(x, axis=1) * 2.0, max_ops.constant(0, x.dtype, x.device))
 
 
+ROW_EDGES = [31, 256, 1024, 1536, 2048, 4096, 8192, 12_288, 16_384, 65_536, 131_072, 163_840, 196_608, 249_856, 262_144]
+ROW_EDGES += [278_528, 491_520]
+"""Lengths of rows at which one GPU kernel takes over from another."""
+
+
+def rows(x, keep):
+    y = max_ops.where(keep, max_ops.softmax(x) * 2.0, max_ops.constant(0, x.dtype, x.device))
+    return max_ops.softmax(x * 0.25), y, max_ops.logsoftmax(x * 0.5), maxsoftmax.ops.softmax(x * 0.5, causal=True)
+
+
 def chain(x):
     for step in range(4):
         x = maxsoftmax.ops.log_softmax(x, axis=step % 2)
@@ -151,11 +161,13 @@ def chain(x):
 
 @pytest.fixture(scope="module")
 def models(device):
-    """Columns by their dtype, and the chain, in one module: MAX takes 20 seconds for every module."""
+    """Columns and rows by their dtype, and the chain, in one module: MAX takes 20 seconds for every module."""
     module, where = Module(), runtime.device(device)
     graphs = {
         dtype.name: (kept, [(dtype, ("batch", "n", "last")), (DType.bool, ("batch", "n", "last"))]) for dtype in DTYPES
     }
+    for dtype in DTYPES:
+        graphs["rows of " + dtype.name] = (rows, [(dtype, ("rows", "n")), (DType.bool, ("rows", "n"))])
     for name, (build, types) in {**graphs, "chain": (chain, [(DType.float32, ("rows", "n"))])}.items():
         given = [TensorType(kind, dims, DeviceRef.from_device(where)) for kind, dims in types]
         extensions = [maxsoftmax.dropin(), maxsoftmax.extension()]
@@ -189,6 +201,42 @@ def test_columns_around_every_edge(models, device, dtype):
             for result, reference in zip(found, expected, strict=True):
                 y = result.to(runtime.device("cpu")).view(bits).to_numpy().view(kind).astype(np.float64)
                 np.testing.assert_allclose(y, reference, rtol=rtol, atol=1e-30, err_msg=f"{n}×{last}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_around_every_edge(models, device, dtype):
+    where, model = runtime.device(device), models["rows of " + dtype.name]
+    kind, bits = (np.float32, DType.float32) if dtype == DType.float32 else (ml_dtypes.bfloat16, DType.uint16)
+    rtol, atol = (5e-6, 1e-30) if dtype == DType.float32 else (8.1e-3, 1e-30)
+    generator = np.random.default_rng(5)
+
+    def execute(x, keep):
+        given = Buffer.from_numpy(x.view(bits.to_numpy())).view(dtype).to(where)
+        found = model.execute(given, Buffer.from_numpy(keep).to(where))
+        return [y.to(runtime.device("cpu")).view(bits).to_numpy().view(kind) for y in found]
+
+    for n in [1, 7, *(edge + beyond for edge in ROW_EDGES for beyond in (-1, 0, 1, 3))]:
+        x = (generator.standard_normal((3, n)) * 2).astype(kind)
+        x[1, n // 2], x[2, -1] = -np.inf, 90
+        keep = generator.random(x.shape) < 0.7
+        found = execute(x, keep)
+        wide = x.astype(np.float64)
+        seen = np.arange(n) <= np.arange(3)[:, None] + n - 3
+        with np.errstate(invalid="ignore"):
+            expected = (
+                scipy.special.softmax(wide / 4, axis=1),
+                np.where(keep, scipy.special.softmax(wide, 1) * 2, 0),
+                scipy.special.log_softmax(wide / 2, axis=1),
+                np.nan_to_num(scipy.special.softmax(np.where(seen, wide / 2, -np.inf), axis=1)),
+            )
+        for i, (y, reference) in enumerate(zip(found, expected, strict=True)):
+            near = 1e-5 if i == 2 else atol
+            np.testing.assert_allclose(y.astype(np.float64), reference, rtol, near, err_msg=f"{n}, result {i}")
+        # In a batch of odd rows each begins elsewhere between two multiples of 16 bytes.
+        for row in range(3):
+            alone = execute(x[row : row + 1].copy(), keep[row : row + 1].copy())
+            for y, whole in zip(alone[:3], found[:3], strict=True):
+                np.testing.assert_array_equal(y[0].view(np.uint8), whole[row].view(np.uint8), err_msg=f"{n}, row {row}")
 
 
 def test_kernels_that_overlap_wait_for_each_other(models, device):

@@ -16,7 +16,7 @@ from .hardware.cluster import PORTABLE_BLOCKS
 from .resident import kept_dtype, resident
 from .partition.row import vector_width, whole_vectors
 from .streaming_computed import streaming_computed
-from .tuning import Team, Tuned
+from .tuning import ONE_BY_ONE, Team, Tuned
 
 
 def computed[
@@ -25,29 +25,40 @@ def computed[
     """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
     """
     comptime width = vector_width[S, T]()
-    # Rows in memory by nothing but the length, as a row's bits are not to depend on its address.
-    var by_vector = rows.n % width == 0 or rows.n >= 32 * width
-    comptime if not S.Line.in_memory:
-        by_vector = whole_vectors[width](y, x, rows)
-    if by_vector:
-        _by[finish, width](y, x, rows, queue)
+    comptime if S.Line.in_memory:
+        # By nothing but the length, as a row's bits are not to depend on its address.
+        if rows.n % width == 0 or rows.n >= 32 * width:
+            _by[finish, width, edged=True](y, x, rows, queue)
+            return
     else:
-        _by[finish, 1](y, x, rows, queue)
+        if whole_vectors[width](y, x, rows):
+            _by[finish, width, edged=False](y, x, rows, queue)
+            return
+        if rows.n > ONE_BY_ONE:
+            _by[finish, width, edged=True](y, x, rows, queue)
+            return
+    _by[finish, 1, edged=False](y, x, rows, queue)
 
 
 def _by[
-    S: RowSource, T: RowTarget, //, finish: Finish, width: Int
+    S: RowSource, T: RowTarget, //, finish: Finish, width: Int, edged: Bool
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
-    """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are; or rows in memory that
-    have edges; or, one by one, others.
+    """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are; or rows that have edges;
+    or, one by one, others.
     """
-    comptime table = Tuned.computed(size_of[S.elements]() > 2, width)
+    comptime table = Tuned.computed(size_of[S.Line.held]() > 2, width)
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime if t.is_cluster():
+        # What is never longer than that has its elements one by one.
+        comptime short = edged and not S.Line.in_memory and (
+            0 < t.up_to * width <= ONE_BY_ONE
+        )
+        comptime if short:
+            pass
+        elif t.is_cluster():
             comptime room = _room[S](t, width)
             if rows.n <= PORTABLE_BLOCKS * room:
-                resident[finish, t, width](
+                resident[finish, t, width, edged](
                     y,
                     x,
                     rows,
@@ -57,7 +68,7 @@ def _by[
                 return
         else:
             if rows.n // width <= t.up_to:
-                resident[finish, t, width](y, x, rows, queue)
+                resident[finish, t, width, edged](y, x, rows, queue)
                 return
     streaming_computed[finish](y, x, rows, queue)
 

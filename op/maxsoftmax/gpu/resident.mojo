@@ -63,8 +63,8 @@ def resident_kernel[
 
     - `S`: Where logits come from: of 4 bytes or 2.
     - `t`: How a row is held.
-    - `width`: Elements a vector; of computed logits `n` is a multiple of it.
-    - `edged`: Whether rows in memory may begin or end between two vectors.
+    - `width`: Elements a vector.
+    - `edged`: Whether rows may begin or end between two vectors; of computed logits `n` is else a multiple of `width`.
     - `y`: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
     - `x`: Logits, or results whose logits' gradient is wanted.
     - `other`: The gradients of results, aligned as `x` is; else not looked at.
@@ -115,7 +115,7 @@ def resident_kernel[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
     var handover = Handover[S, T, team, width, edged, t.block_size]()
-    var uneven = P.uneven(x, Int(n))
+    var uneven = P.uneven(y, x, Int(n))
     var slots = Kept()
     var thread = Int(thread_idx.x)
     var lane = thread % team

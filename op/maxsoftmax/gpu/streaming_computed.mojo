@@ -42,8 +42,8 @@ def streaming_computed_kernel[
     - `finish`: What of each row is written: an element for each of its own.
     - `block_size`: Threads a block, at least a warp.
     - `vectors`: Vectors that a thread keeps in registers.
-    - `width`: Elements a vector, of which `n` is a multiple.
-    - `aligned`: Whether vectors can be read and written; otherwise the same elements are, one by one, with the same results.
+    - `width`: Elements a vector.
+    - `aligned`: Whether vectors can be read and written, and `n` is a multiple of one; otherwise the same elements are, with the same results.
     - `y`: Probabilities, or their logarithms.
     - `rows`: How many; block b takes row b and every gridDim-th after it.
     """
@@ -62,11 +62,17 @@ def streaming_computed_kernel[
             """Returns the logits from element `i` on, -inf where none take part.
             """
             var values = Vector(neg_inf[accum]())
-            if i < length:
-                comptime if aligned:
+            comptime if aligned:
+                if i < length:
                     values = rebind[Vector](row.logits(i, row.load[width](i)))
-                else:
-                    comptime for k in range(width):
+            else:
+                comptime if not S.Line.in_memory:
+                    if i + width <= length:
+                        return rebind[Vector](
+                            row.logits(i, row.load_from_any[width](i))
+                        )
+                comptime for k in range(width):
+                    if i + k < length:
                         values[k] = rebind[Scalar[accum]](
                             row.logits(i + k, row.load[1](i + k))
                         )
@@ -103,6 +109,12 @@ def streaming_computed_kernel[
             if x.is_masked():
                 if empty:
                     values = nothing
+            comptime if not aligned:
+                if i + width > Int(n):
+                    comptime for k in range(width):
+                        if i + k < Int(n):
+                            target.store[False](i + k, values[k])
+                    return
             target.store[aligned](i, values)
 
         comptime for j in range(vectors):
@@ -139,10 +151,7 @@ def streaming_computed[
         comptime width = vector_width[S, T]()
         if whole_vectors[width](y, x, rows):
             launch[width]()
-            return
-        comptime if S.Line.in_memory:
-            # A row's bits are not to depend on its address.
-            if rows.n % width == 0:
-                launch[width, aligned=False]()
-                return
-    launch[1]()
+        else:
+            launch[width, aligned=False]()
+    else:
+        launch[1]()

@@ -131,7 +131,8 @@ struct Row[
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime held = Self.accum
+    # Widened, they would be twice the registers.
+    comptime held = Self.dtype if size_of[Self.dtype]() == 2 else Self.accum
 
     var fusion: Self.Fusion
     """What is loaded."""
@@ -165,7 +166,13 @@ struct Row[
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on, whose index is a multiple of `width`.
         """
-        return self.load[width, width](i)
+        return self._loaded[Self.held, width, width](i)
+
+    @inline(.always)
+    def load_from_any[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on: one index is computed for all of them, wherever they are.
+        """
+        return self._loaded[Self.held, width, 1](i)
 
     @inline(.always)
     def load[
@@ -183,30 +190,46 @@ struct Row[
         Returns:
             The elements, widened; -inf for those of the row that take no part.
         """
+        return self._loaded[Self.accum, width, alignment](i)
+
+    @inline(.always)
+    def _loaded[
+        of: DType, width: Int, alignment: Int
+    ](self, i: Int) -> SIMD[of, width]:
+        """Returns what `load` does, as `of`: their own dtype, or the accumulator.
+        """
         var at = self.at
         at[Self.axis] += i
-        var values = SIMD[Self.accum, width]()
+        var values = SIMD[of, width]()
         comptime piece = piece_width[Self.Fusion](width)
         comptime for k in range(0, width, piece):
             values = values.insert[offset=k](
-                _widened[Self.accum](
+                _widened[of](
                     self.fusion.load[
                         Self.dtype, Self.rank, piece, min(piece, alignment)
                     ](at)
                 )
             )
             at[Self.rank - 1] += piece
-        comptime if Self.causal and Self.axis == Self.rank - 1 and width > 1:
-            var left = self.end - i
-            if left >= width:
-                return values
-            return (
-                iota[DType.int32, width]()
-                .lt(Int32(max(0, left)))
-                .select(values, SIMD[Self.accum, width](neg_inf[Self.accum]()))
-            )
+        comptime if width > 1:
+            return self.limited(i, values)
         else:
             return values
+
+    @inline(.always)
+    def limited[
+        of: DType, width: SIMDLength, //
+    ](self, i: Int, elements: SIMD[of, width]) -> SIMD[of, width]:
+        """Returns elements from `i` on, -inf for those that take no part."""
+        comptime if Self.causal and Self.axis == Self.rank - 1:
+            var left = self.end - i
+            if left < Int(width):
+                return (
+                    iota[DType.int32, Int(width)]()
+                    .lt(Int32(max(0, left)))
+                    .select(elements, SIMD[of, width](neg_inf[of]()))
+                )
+        return elements
 
 
 @fieldwise_init

@@ -137,6 +137,7 @@ struct ResultRow[
     """
 
     comptime stored = Self.dtype
+    comptime handed_on = Self.fused
 
     var fusion: Self.Fusion
     """What is handed the elements, where fused."""
@@ -178,12 +179,26 @@ struct ResultRow[
         return Self.fused or UInt64(Int(self.memory)) % UInt64(bytes) == 0
 
     @inline(.always)
+    def place(self) -> Int:
+        """Returns where in memory the first is, in elements; 0, where it is handed on.
+        """
+        comptime if Self.fused:
+            return 0
+        else:
+            return Int(
+                UInt64(Int(self.memory)) // UInt64(size_of[Self.dtype]())
+            )
+
+    @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //, aligned: Bool
     ](self, i: Int, values: SIMD[accum, width]):
-        """Writes the elements from `i` on, a multiple of `width`."""
-        comptime if Self.fused or aligned:
+        """Writes the elements from `i` on, a multiple of `width`, if they are aligned.
+        """
+        comptime if aligned:
             self.store[alignment=Int(width)](i, values)
+        elif Self.fused:
+            self.store[alignment=1](i, values)
         else:
             comptime for j in range(Int(width)):
                 self.store[alignment=1](i + j, values[j])

@@ -63,6 +63,12 @@ trait SourceLine(TrivialRegisterPassable):
         ...
 
     @inline(.always)
+    def load_from_any[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the elements from `i` on, of computed ones wherever that is.
+        """
+        return self.load[width](i)
+
+    @inline(.always)
     def logits[
         width: SIMDLength, //
     ](self, i: Int, elements: SIMD[Self.held, width]) -> SIMD[

@@ -30,13 +30,13 @@ struct Part[
 ](TrivialRegisterPassable):
     """The vectors and the elements of both edges of a row that are this thread's.
 
-    - `S`: Where elements come from; where they are computed there are no edges: rows are whole vectors.
+    - `S`: Where elements come from. In memory, a vector begins where that of its elements does, else where that of its results does.
     - `team`: Threads of a block that share a row.
     - `width`: Elements a vector; where it is 1 there are no edges.
     - `edged`: Whether rows may begin or end between two vectors.
     """
 
-    comptime peeled = Self.edged and Self.S.Line.in_memory and Self.width > 1
+    comptime peeled = Self.edged and Self.width > 1
     comptime Raw = SIMD[Self.S.Line.held, Self.width]
     comptime lanes = min(Self.team, WARP_SIZE)
     """Lanes of a warp that share a row."""
@@ -83,15 +83,12 @@ struct Part[
         - `begin`: The block's first element of the row, a multiple of `width`.
         - `length`: How many it has.
         """
-        comptime size = size_of[Self.S.Line.elements]()
         comptime lanes = UInt64(Self.width)
         var source = x.line(row, n)
         var target = y.line(row, n)
         var before = 0
         comptime if Self.peeled:
-            # Unsigned, so that a division is a shift: the first load waits for all of this.
-            var address = UInt64(Int(source.address(0))) // UInt64(size)
-            before = Int((0 - address) % lanes)
+            before = Int((0 - Self._place(target, source)) % lanes)
         var head = min(before, length)
         var body = UInt64(length - head)
         var count = Int(body // lanes)
@@ -112,6 +109,8 @@ struct Part[
         self.source = source.onwards(start)
         self.target = target.onwards(start)
         self.aligned = self.target.is_aligned[Self.width]()
+        comptime if Self.peeled and Self.T.Line.handed_on:
+            self.aligned = False
         self.edges = UInt32(before) | UInt32(head) << 8 | UInt32(tail) << 16
 
     @staticmethod
@@ -176,7 +175,10 @@ struct Part[
     @inline(.always)
     def load(self, i: Int) -> Self.Raw:
         """Returns this thread's vector `i`, as it is kept."""
-        return self.source.load[Self.width](self.place(i))
+        comptime if Self.peeled:
+            return self.source.load_from_any[Self.width](self.place(i))
+        else:
+            return self.source.load[Self.width](self.place(i))
 
     @inline(.always)
     def logits(self, i: Int, kept: Self.Raw) -> SIMD[DType.float32, Self.width]:
@@ -197,13 +199,24 @@ struct Part[
 
     @staticmethod
     @inline(.always)
-    def uneven(x: Self.S, n: Int) -> Bool:
+    def _place(target: Self.T.Line, source: Self.S.Line) -> UInt64:
+        """Returns the address, in elements, that says where vectors begin."""
+        comptime if Self.S.Line.in_memory:
+            # Unsigned, so that a division is a shift: the first load waits for all of this.
+            return UInt64(Int(source.address(0))) // UInt64(
+                size_of[Self.S.Line.elements]()
+            )
+        else:
+            return UInt64(target.place())
+
+    @staticmethod
+    @inline(.always)
+    def uneven(y: Self.T, x: Self.S, n: Int) -> Bool:
         """Returns whether any row may have edges: the same for all threads."""
         comptime if not Self.peeled:
             return False
-        comptime size = size_of[Self.S.Line.elements]()
-        var first_row = UInt64(Int(x.line(0, n).address(0)))
-        return (first_row | UInt64(n * size)) % UInt64(Self.width * size) != 0
+        var first_row = Self._place(y.line(0, n), x.line(0, n))
+        return (first_row | UInt64(n)) % UInt64(Self.width) != 0
 
     @inline(.always)
     def before(self) -> Int32:

@@ -8,6 +8,10 @@ from std.math import ceildiv
 
 from .configuration import Lengths, HAS_ROOM, Stream, Strip, Team, Units
 
+comptime ONE_BY_ONE = 1024
+"""Up to which length rows of computed logits that are no whole vectors are taken by the element. 16×1023×1023 of float32 take 36.7 µs, by
+vectors 37.0; 16×2047×2047 take 262 µs, by vectors 138."""
+
 
 trait Tuning:
     """How a kind of GPU takes rows. How many threads and blocks share a row on the chip, and units of longer ones, shape their bits, which are thus
@@ -83,7 +87,7 @@ trait Tuning:
         """Rows of logits that are computed as they are read.
 
         Args:
-            wide: Whether elements have 4 bytes, not 2.
+            wide: Whether a logit that is kept has 4 bytes, not 2.
             width: Elements a vector; 1, if they are computed one by one.
         """
         var table = Self.computed_in_registers(width)
@@ -104,8 +108,7 @@ trait Tuning:
             return [
                 Team.elements(32, 128, 4, 8, 8),
                 Team.elements(256, 128, 32, 8, 8),
-                Team.elements(1024, 128, 128, 8, 8),
-                Team.elements(4096, 512, 512, 8, 2),
+                Team.elements(ONE_BY_ONE, 128, 128, 8, 8),
             ]
         var held = threads(4, width)
         var table: List[Team] = [
