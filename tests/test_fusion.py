@@ -133,6 +133,9 @@ def test_what_is_fused_gives_what_numpy_does(model, device, shape):
 
 
 DTYPES = [DType.float32, DType.bfloat16]
+# NumPy has no bfloat16 that MAX knows.
+KINDS = {DType.float32: (np.float32, DType.float32, 5e-6), DType.bfloat16: (ml_dtypes.bfloat16, DType.uint16, 8.1e-3)}
+"""NumPy's dtype for each, as which of its own the two exchange it, and how near results are."""
 COLUMN_EDGES = [16, 64, 128, 672, 960, 1024, 5376, 7680]
 """Lengths of columns at which one GPU kernel takes over from another, on a Hopper the last ones."""
 
@@ -142,14 +145,22 @@ def kept(x, keep):
     return y, max_ops.where(keep, max_ops.softmax(x, axis=1) * 2.0, max_ops.constant(0, x.dtype, x.device))
 
 
-ROW_EDGES = [31, 256, 1024, 1536, 2048, 4096, 8192, 12_288, 16_384, 65_536, 131_072, 163_840, 196_608, 249_856, 262_144]
-ROW_EDGES += [278_528, 491_520]
+ROW_EDGES = [31, 256, 1024, 1536, 2048, 4096, 8192, 12_288, 16_384, 65_536, 131_072, 163_840, 196_608, 262_144, 278_528]
+ROW_EDGES += [344_064, 688_128]
 """Lengths of rows at which one GPU kernel takes over from another."""
 
 
 def rows(x, keep):
     y = max_ops.where(keep, max_ops.softmax(x) * 2.0, max_ops.constant(0, x.dtype, x.device))
     return max_ops.softmax(x * 0.25), y, max_ops.logsoftmax(x * 0.5), maxsoftmax.ops.softmax(x * 0.5, causal=True)
+
+
+def execute(model, device, x, keep, dtype):
+    """Returns what a model of `kept` or `rows` makes of arrays."""
+    where, (kind, bits, _) = runtime.device(device), KINDS[dtype]
+    given = Buffer.from_numpy(x.view(bits.to_numpy())).view(dtype).to(where)
+    found = model.execute(given, Buffer.from_numpy(keep).to(where))
+    return [y.to(runtime.device("cpu")).view(bits).to_numpy().view(kind) for y in found]
 
 
 def chain(x):
@@ -179,10 +190,7 @@ def models(device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_columns_around_every_edge(models, device, dtype):
-    where, model = runtime.device(device), models[dtype.name]
-    # NumPy has no bfloat16 that MAX knows.
-    kind, bits = (np.float32, DType.float32) if dtype == DType.float32 else (ml_dtypes.bfloat16, DType.uint16)
-    rtol = 5e-6 if dtype == DType.float32 else 8.1e-3
+    kind, _, rtol = KINDS[dtype]
     generator = np.random.default_rng(2)
     for n in [1, *(edge + beyond for edge in COLUMN_EDGES for beyond in (0, 1))]:
         # The last block of columns is not full, of vectors and of elements.
@@ -190,36 +198,26 @@ def test_columns_around_every_edge(models, device, dtype):
             x = (generator.standard_normal((3, n, last)) * 2).astype(kind)
             x[1, :, 1], x[2, -1, 2] = -np.inf, 90
             keep = generator.random(x.shape) < 0.7
-            given = Buffer.from_numpy(x.view(bits.to_numpy())).view(dtype).to(where)
-            found = model.execute(given, Buffer.from_numpy(keep).to(where))
+            found = execute(models[dtype.name], device, x, keep, dtype)
             wide = x.astype(np.float64)
             with np.errstate(invalid="ignore"):
                 expected = (
                     scipy.special.softmax(wide / 4, axis=1),
                     np.where(keep, scipy.special.softmax(wide, 1) * 2, 0),
                 )
-            for result, reference in zip(found, expected, strict=True):
-                y = result.to(runtime.device("cpu")).view(bits).to_numpy().view(kind).astype(np.float64)
-                np.testing.assert_allclose(y, reference, rtol=rtol, atol=1e-30, err_msg=f"{n}×{last}")
+            for y, reference in zip(found, expected, strict=True):
+                np.testing.assert_allclose(y.astype(np.float64), reference, rtol, 1e-30, err_msg=f"{n}×{last}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_around_every_edge(models, device, dtype):
-    where, model = runtime.device(device), models["rows of " + dtype.name]
-    kind, bits = (np.float32, DType.float32) if dtype == DType.float32 else (ml_dtypes.bfloat16, DType.uint16)
-    rtol, atol = (5e-6, 1e-30) if dtype == DType.float32 else (8.1e-3, 1e-30)
+    model, (kind, _, rtol) = models["rows of " + dtype.name], KINDS[dtype]
     generator = np.random.default_rng(5)
-
-    def execute(x, keep):
-        given = Buffer.from_numpy(x.view(bits.to_numpy())).view(dtype).to(where)
-        found = model.execute(given, Buffer.from_numpy(keep).to(where))
-        return [y.to(runtime.device("cpu")).view(bits).to_numpy().view(kind) for y in found]
-
     for n in [1, 7, *(edge + beyond for edge in ROW_EDGES for beyond in (-1, 0, 1, 3))]:
         x = (generator.standard_normal((3, n)) * 2).astype(kind)
         x[1, n // 2], x[2, -1] = -np.inf, 90
         keep = generator.random(x.shape) < 0.7
-        found = execute(x, keep)
+        found = execute(model, device, x, keep, dtype)
         wide = x.astype(np.float64)
         seen = np.arange(n) <= np.arange(3)[:, None] + n - 3
         with np.errstate(invalid="ignore"):
@@ -230,11 +228,11 @@ def test_rows_around_every_edge(models, device, dtype):
                 np.nan_to_num(scipy.special.softmax(np.where(seen, wide / 2, -np.inf), axis=1)),
             )
         for i, (y, reference) in enumerate(zip(found, expected, strict=True)):
-            near = 1e-5 if i == 2 else atol
-            np.testing.assert_allclose(y.astype(np.float64), reference, rtol, near, err_msg=f"{n}, result {i}")
+            atol = 1e-5 if i == 2 else 1e-30
+            np.testing.assert_allclose(y.astype(np.float64), reference, rtol, atol, err_msg=f"{n}, result {i}")
         # In a batch of odd rows each begins elsewhere between two multiples of 16 bytes.
         for row in range(3):
-            alone = execute(x[row : row + 1].copy(), keep[row : row + 1].copy())
+            alone = execute(model, device, x[row : row + 1].copy(), keep[row : row + 1].copy(), dtype)
             for y, whole in zip(alone[:3], found[:3], strict=True):
                 np.testing.assert_array_equal(y[0].view(np.uint8), whole[row].view(np.uint8), err_msg=f"{n}, row {row}")
 

@@ -58,7 +58,7 @@ trait TargetLine(TrivialRegisterPassable):
 
     @inline(.always)
     def place(self) -> Int:
-        """Returns where in memory the first is, in elements; 0, where it is handed on.
+        """Returns where in memory the first is, in elements; 0, where it is handed on, or where logits are never computed.
         """
         return 0
 
