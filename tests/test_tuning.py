@@ -16,14 +16,16 @@ from maxsoftmax import _files as files
 from maxsoftmax import ops
 from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL, check_block_size, check_unroll
 from maxsoftmax._bench import chart, command, tune
-from maxsoftmax._bench.cases import TUNE, Case, Entry
+from maxsoftmax._bench.cases import SEARCH, TUNE, Case, Entry
+from maxsoftmax._bench.configurations import Configuration, configurations
 from maxsoftmax._bench.protocol import record
 from maxsoftmax._bench.results import Results
 from maxsoftmax._commands import cli
 from maxsoftmax._graph import runtime, tuning
 from maxsoftmax._graph.tuning import Choice, choice, location, remember
+from maxsoftmax._native.description import Target, library
 
-GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU")
+GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU", architecture_name="sm_90a")
 OTHER = SimpleNamespace(label="gpu", is_host=False, model_name="Another GPU")
 DEFAULT = Choice(BLOCK_SIZE, UNROLL)
 BEST = Choice(512, 8)
@@ -330,8 +332,8 @@ def tuner(monkeypatch):
 
     def measured(seconds, complete=True):
         def watch(bench, name, cases, ways):
-            asked.extend((case, way) for case in cases for way in ways)
-            for case, way in asked:
+            asked.extend(now := [(case, way) for case in cases for way in ways])
+            for case, way in now:
                 time = seconds(case, way)
                 found = timed(case, way, time, suite=name) if time else record(name, case, way, "failed")
                 bench.results.records.append(found)
@@ -357,7 +359,8 @@ def test_tune_keeps_the_best(tuner, capsys):
     printed, message = capsys.readouterr()
     assert message == ""
     assert {case for case, _ in asked} == {Case(shape, DType.bfloat16) for shape in tune.SHAPES}
-    assert {way for _, way in asked} == set(tune.candidates(tune.TUNED))
+    assert {way for _, way in asked if way.algorithm in tune.TUNED} == set(tune.candidates(tune.TUNED))
+    assert {way for _, way in asked} > {Entry("maxsoftmax", "auto")}
     path = location()
     assert f"online: block_size=256, unroll=2, 2.00 times as fast as untuned; kept in {path}\n" in printed
     assert f"vector: block_size=512, unroll=8, 2.00 times as fast as untuned; kept in {path}\n" in printed
@@ -379,7 +382,7 @@ def test_tune_keeps_its_records_and_draws_the_search(tuner, folder, capsys, tmp_
     assert cli.main(["tune", *given]) == 0
     found = Results.read(tmp_path / "x.json")
     assert [(r.suite, r.algorithm, r.block_size, r.unroll) for r in found.records] == [
-        (TUNE, *way[1:]) for _, way in asked
+        (TUNE if way.algorithm in tune.TUNED else SEARCH, *way[1:]) for _, way in asked
     ]
     chart.write(found, tmp_path / "y.svg")
     assert (tmp_path / "x.svg").read_bytes() == (tmp_path / "y.svg").read_bytes()
@@ -403,6 +406,52 @@ def test_an_interrupted_tune_keeps_nothing(tuner, folder, capsys):
     assert not folder.exists()
 
 
+def test_tune_says_what_is_faster_than_auto(tuner, folder, capsys):
+    best = Configuration("whole", (64, 8, 4, 16))
+
+    def seconds(case, way):
+        return None if "whole 64 8 6" in way.algorithm else 2e-6 if way == best.entry else 3e-6
+
+    asked = tuner(seconds)
+    assert cli.main(["tune", "--algorithm", "auto", "--shape", "8x100"]) == 0
+    ways = [way for _, way in asked]
+    assert ways == [Entry("maxsoftmax", "auto"), *(found.entry for found in configurations(SMALL, "sm_90a"))]
+    others = sum(way != ways[0] and seconds(SMALL, way) is not None for way in ways)
+    printed = capsys.readouterr().out
+    said = (
+        f"auto, 8×100 float32: 3 µs; the fastest of {others} others is Team.whole(32, 64, 8, 4, 16), 1.50 times as fast"
+    )
+    assert said in printed
+    # It would be other bits.
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+@pytest.mark.parametrize("n", [1, 7, 64, 100, 4096, 12_345, 50_257, 128_256, 1 << 20])
+def test_configurations_are_there_for_all_lengths_that_tables_have(n, dtype):
+    case = Case((8, n), dtype)
+    found, without = configurations(case, "sm_90a"), configurations(case, "sm_80")
+    assert len(set(found)) == len(found)
+    assert set(without) <= set(found)
+    assert not any(one.kind in ("cluster", "units") for one in without)
+    assert bool(found) == (n * dtype.size_in_bytes > 128)
+    for one in found:
+        assert Configuration.of(one.entry.algorithm) == one
+        wanted = library("softmax", dtype.name, Target("gpu", "sm_90a"), one.entry.algorithm)
+        told = wanted.defines()
+        assert told.pop("CONFIGURATION") == one.kind
+        assert "ALGORITHM" not in told
+        assert [int(told[f"CONFIGURATION_{i}"]) for i in range(len(one.numbers))] == list(one.numbers)
+        if one.kind == "whole":
+            _, team, vectors, _ = one.numbers
+            assert team * vectors * 16 // dtype.size_in_bytes >= n
+        if one.kind == "units":
+            _, rounds, threads, blocks = one.numbers
+            units = -(-n // (rounds * 32 * 16 // dtype.size_in_bytes))
+            assert units <= 128
+            assert -(-units // blocks) * 32 <= threads
+
+
 @pytest.mark.skipif(len(runtime.devices()) > 1, reason="there is a GPU here")
 def test_tune_needs_a_gpu(capsys):
     assert "'gpu'" in fails(capsys, "tune")
@@ -414,7 +463,7 @@ def test_tune_is_not_for_the_processor(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--algorithm", "tree"], ["--shape", "big"], ["--dtype", "int8"], ["--algorithm", "auto"]],
+    [["--algorithm", "tree"], ["--shape", "big"], ["--dtype", "int8"], ["--algorithm", "naive"]],
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_2(capsys, arguments):

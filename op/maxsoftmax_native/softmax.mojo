@@ -2,7 +2,7 @@
 `-D ALGORITHM=online -D BLOCK_SIZE=512 -D UNROLL=4`.
 """
 
-from std.sys import get_defined_int, get_defined_string
+from std.sys import get_defined_int, get_defined_string, is_defined
 
 import maxsoftmax.direct as direct
 from maxsoftmax.queue import Queue
@@ -48,7 +48,10 @@ struct Softmax(Op):
         if rows.inner == 1:
             compute[True]()
         else:
-            compute[False]()
+            comptime if is_defined["CONFIGURATION"]():
+                raise Error("what is searched is rows along the last axis")
+            else:
+                compute[False]()
 
 
 @export("maxsoftmax_open")

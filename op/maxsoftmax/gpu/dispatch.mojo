@@ -59,7 +59,9 @@ def _contiguous[
     """Rows along the last axis: parameters and arguments are as of `auto`."""
     if resident_fits[finish](MemoryTarget(y), MemorySource(x), rows, queue):
         return
-    comptime if finish == Finish.PAIR:
+    comptime if not Tuned.streams:
+        raise Error("the configuration has no room for such rows")
+    elif finish == Finish.PAIR:
         streaming_pairs[Exponentials[dtype, True]](
             y.unsafe_bitcast[Float32](), x, rows, queue
         )

@@ -137,6 +137,9 @@ WIDTHS = "widths"
 TUNE = "tune"
 """The suite of `maxsoftmax tune`."""
 
+SEARCH = "search"
+"""What that times of `auto`: configurations beside the one that it takes."""
+
 PEERS = {
     "gpu": ("max", "torch", "torch.compile", "liger", "quack", "jax", "maxsoftmax.jax", "cudnn"),
     "cpu": ("max", "torch", "torch.compile", "jax", "maxsoftmax.jax", "onnxruntime", "scipy", "numpy"),

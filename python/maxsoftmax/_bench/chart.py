@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsoftmax import _files as files
-from maxsoftmax._bench.cases import BLOCKS, CALL, SUITES, TUNE, WIDTHS
+from maxsoftmax._bench.cases import BLOCKS, CALL, SEARCH, SUITES, TUNE, WIDTHS
 from maxsoftmax._bench.results import Record, Results
 from maxsoftmax._bench.table import duration
 
@@ -133,7 +133,7 @@ def styled() -> Iterator[Figure]:
 def draw(results: Results, *, times: bool = False) -> Figure:
     """Returns the chart of the kind that suits the cases: bars for one, lines over the length of a row, else points.
 
-    Block sizes make lines, and those with unrollings a map.
+    Block sizes make lines, and those with unrollings a map, which configurations of `auto` have no place in.
 
     Args:
         results: What to draw.
@@ -146,6 +146,8 @@ def draw(results: Results, *, times: bool = False) -> Figure:
     timed = [r for r in results.records if r.status == "ok"]
     if not timed:
         raise ValueError("nothing was timed, so there is nothing to draw")
+    if {r.suite for r in timed} == {TUNE, SEARCH}:
+        timed = [r for r in timed if r.suite == TUNE]
     with styled() as figure:
         cases = list(dict.fromkeys((r.case, r.dtype) for r in timed))
         suites = {r.suite for r in timed}
@@ -163,7 +165,8 @@ def draw(results: Results, *, times: bool = False) -> Figure:
         else:
             _points(figure, timed)
         suite = timed[0].suite
-        titles = {name: made.title for name, made in SUITES.items()} | {TUNE: "The search for block size and unrolling"}
+        titles = {name: made.title for name, made in SUITES.items()}
+        titles |= {TUNE: "The search for block size and unrolling", SEARCH: "auto, and other configurations of it"}
         title = titles.get(suite, f"softmax, {suite}")
         figure.suptitle(f"{title}\n{results.where}", fontsize=11)
         return figure

@@ -364,9 +364,10 @@ def watch(bench: Bench, name: str, cases: Sequence[Case], ways: Sequence[Entry],
         keep: Where to write the records so far, after each case: not every end can be caught.
     """
     log = Console(stderr=True)
+    total = bench.measured + (len(cases) * len(ways) - bench.done) * bench.rounds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=log, transient=True, disable=not log.is_terminal) as progress:
-        task = progress.add_task(f"{name}: getting ready", total=(len(cases) * len(ways) - bench.done) * bench.rounds)
+        task = progress.add_task(f"{name}: getting ready", total=total)
 
         def advance(case: Case, entry: Entry) -> None:
             if keep and bench.results.records and (entry == ways[0] or bench.rounds > 1):

@@ -1,19 +1,25 @@
-"""The command `maxsoftmax tune`: finds the best block size and unrolling of the rungs that leave both to the caller."""
+"""The command `maxsoftmax tune`: finds what is fastest on a GPU.
+
+That is the block size and unrolling of rungs that leave both to the caller, and how `auto` might take rows.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from max.dtype import DType
 
 from maxsoftmax._arguments import ALGORITHMS, BLOCK_SIZE, UNROLL
 from maxsoftmax._bench import command
-from maxsoftmax._bench.cases import BLOCK_SIZES, TUNE, Case, Entry, searched
+from maxsoftmax._bench.cases import BLOCK_SIZES, SEARCH, TUNE, Case, Entry, searched
+from maxsoftmax._bench.configurations import Configuration, configurations
 from maxsoftmax._bench.results import Record
 from maxsoftmax._bench.run import Bench, usable_cores
+from maxsoftmax._bench.table import duration
 from maxsoftmax._commands import figures, parse
 from maxsoftmax._commands.console import Console
 from maxsoftmax._graph import runtime, tuning
@@ -30,9 +36,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser of `maxsoftmax`."""
     tune = commands.add_parser(
         "tune",
-        help="finds the best block size and unrolling for this GPU",
+        help="finds what is fastest on this GPU",
         description=f"Times {' and '.join(TUNED)} at every unrolling and at block sizes from {BLOCK_SIZES[0]} on, "
-        "and remembers the best of each.",
+        "and remembers the best of each. Then times other configurations of auto beside its own, and says which is "
+        "best for each size: auto stays as it is, since the bits of its results would change with it.",
     )
     tune.add_argument(
         "--shape",
@@ -43,7 +50,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     tune.add_argument("--dtype", type=parse.dtype, default=DType.float32, metavar="T", help="default: float32")
     tune.add_argument("--device", default="gpu", metavar="D", help="gpu, gpu:1, … (default: gpu)")
-    tune.add_argument("--algorithm", choices=TUNED, action="append", help="only this; may be repeated")
+    tune.add_argument("--algorithm", choices=(*TUNED, "auto"), action="append", help="only this; may be repeated")
     figures.add(tune, "the records")
     tune.add_argument(
         "--plot",
@@ -61,20 +68,47 @@ def run(options: argparse.Namespace) -> int:
     if device.is_host:
         raise ValueError("tune searches block sizes, which only GPU kernels have: choose a GPU with --device")
     cases = [Case(shape, options.dtype) for shape in options.shape or SHAPES]
-    entries = candidates(options.algorithm or TUNED)
+    algorithms = options.algorithm or (*TUNED, "auto")
     bench = Bench(device, ["maxsoftmax", *sys.argv[1:]], usable_cores())
-    if not command.watch(bench, TUNE, cases, entries):
+    rungs = [name for name in algorithms if name in TUNED]
+    parts = [(TUNE, cases, candidates(rungs))] if rungs else []
+    if "auto" in algorithms:
+        architecture = device.architecture_name
+        auto = Entry("maxsoftmax", "auto")
+        parts += [
+            (SEARCH, [case], [auto, *(found.entry for found in configurations(case, architecture))]) for case in cases
+        ]
+    if not all(command.watch(bench, *part) for part in parts):
         return 130
     command.show(bench.results)
     if any(r.status == "ok" for r in bench.results.records):
         command.write(bench.results, options)
     out = Console()
-    found = best(bench.results.records)
+    found = best(r for r in bench.results.records if r.suite == TUNE)
     for algorithm, (choice, gain) in found.items():
         path = tuning.remember(device, algorithm, options.dtype, choice)
         chosen = f"block_size={choice.block_size}, unroll={choice.unroll}"
         out.print(f"{algorithm}: {chosen}, {gain:.2f} times as fast as untuned; kept in {path}")
-    return 0 if found else 1
+    said = [compared(case, bench.results.records) for case in cases]
+    for sentence in filter(None, said):
+        out.print(sentence)
+    return 0 if found or any(said) else 1
+
+
+def compared(case: Case, records: Iterable[Record]) -> str:
+    """Returns a sentence about the fastest configuration for a case beside that of `auto`, "" if that was not timed."""
+    mine = [r for r in records if r.suite == SEARCH and (r.shape, r.dtype) == (case.shape, case.dtype.name)]
+    times = {r.algorithm: r.median_s for r in mine if r.median_s}
+    now = times.pop("auto", None)
+    if now is None:
+        return ""
+    if not times:
+        return f"auto, {case}: {duration(now)}; of rows of {case.shape[-1]} nothing else was timed"
+    name = min(times, key=lambda algorithm: times[algorithm])
+    return (
+        f"auto, {case}: {duration(now)}; the fastest of {len(times)} others is {Configuration.of(name).line()}, "
+        f"{now / times[name]:.2f} times as fast"
+    )
 
 
 def candidates(algorithms: tuple[str, ...] | list[str]) -> list[Entry]:
@@ -82,12 +116,13 @@ def candidates(algorithms: tuple[str, ...] | list[str]) -> list[Entry]:
     return [entry for name in algorithms for entry in searched(name)]
 
 
-def best(records: list[Record]) -> dict[str, tuple[Choice, float]]:
+def best(records: Iterable[Record]) -> dict[str, tuple[Choice, float]]:
     """Returns each algorithm's choice of the least time over all cases together, and its gain on the untuned one.
 
     Each case counts the same: it is the geometric mean of the times that is least.
     """
     found = {}
+    records = list(records)
     for algorithm in dict.fromkeys(r.algorithm for r in records):
         mine = [r for r in records if r.algorithm == algorithm]
         cases = len({r.shape for r in mine})

@@ -74,6 +74,9 @@ OPS = {
 }
 """The functions of this package, and the libraries that each may call, or for tensors its gradient."""
 
+SEARCHED = "auto by "
+"""How algorithms begin that `maxsoftmax tune` builds; a configuration follows, in place of the tables of `auto`."""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """What there are libraries for."""
 
@@ -113,7 +116,10 @@ class Library(NamedTuple):
     def defines(self) -> dict[str, str]:
         """Returns what the compiler is told to define, by name."""
         told: dict[str, object] = {"DTYPE": self.dtype, "TARGET": self.target.kind}
-        if self.algorithm != "auto":
+        if self.algorithm.startswith(SEARCHED):
+            kind, *numbers = self.algorithm.removeprefix(SEARCHED).split()
+            told |= {"CONFIGURATION": kind, **{f"CONFIGURATION_{i}": number for i, number in enumerate(numbers)}}
+        elif self.algorithm != "auto":
             told["ALGORITHM"] = self.algorithm
         if self.block_size is not None:
             told["BLOCK_SIZE"] = self.block_size
@@ -188,6 +194,6 @@ def library(
         if name not in CONVERTING or out_dtype not in OUT or out_dtype == dtype or algorithm != "auto":
             raise ValueError(f"there is no library for {name!r} of {dtype!r} to {out_dtype!r} by {algorithm!r}")
         return Library(name, dtype, target, out_dtype=out_dtype)
-    if algorithm == "auto" or target.kind == "cpu":
+    if algorithm == "auto" or algorithm.startswith(SEARCHED) or target.kind == "cpu":
         return Library(name, dtype, target, algorithm)
     return Library(name, dtype, target, algorithm, block_size, unroll)

@@ -2,8 +2,11 @@
 
 from ..hardware.cluster import has_clusters
 from .configuration import HAS_ROOM, Stream, Strip, Team, Units, slots
+from .searched import KIND, Searched
 from .sm90 import Sm90
 from .tuning import Generic, ONE_BY_ONE, Tuning
 
-comptime Tuned: Tuning = Sm90 if has_clusters() else Generic
+comptime Tuned: Tuning = Searched if KIND != "" else (
+    Sm90 if has_clusters() else Generic
+)
 """Of the GPU that is compiled for."""

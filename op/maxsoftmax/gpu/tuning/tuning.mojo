@@ -79,6 +79,9 @@ trait Tuning:
         """
         return []
 
+    comptime streams: Bool = True
+    """Whether rows in memory that are not held are read twice."""
+
     comptime holds_in_grid: Bool = False
     """Whether the whole GPU holds rows in memory that no cluster does, rather than that they are read twice."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from max.driver import Device
@@ -37,8 +36,14 @@ class MaxBuiltin(Provider):
         return of_graph(like, self.device)
 
 
-def of_graph(case: Case, device: Device, extensions: Iterable[Path] = ()) -> Callable[[Any], Any]:
-    """Returns the compiled graph, for any shape, of an op that MAX has or of one made of those."""
+def of_graph(case: Case, device: Device, change: Callable[[Graph], None] = lambda graph: None) -> Callable[[Any], Any]:
+    """Returns the compiled graph, for any shape, of an op that MAX has or of one made of those.
+
+    Args:
+        case: What to compute.
+        device: Where.
+        change: What is done to the graph before it is compiled.
+    """
     axis = case.place
     functions: dict[str, Callable[[TensorValue], TensorValue]] = {
         "softmax": lambda x: ops.softmax(x, axis=axis),
@@ -49,7 +54,8 @@ def of_graph(case: Case, device: Device, extensions: Iterable[Path] = ()) -> Cal
     }
     dims = [f"d{i}" for i in range(len(case.shape))]
     x_type = TensorType(case.dtype, dims, DeviceRef.from_device(device))
-    graph = Graph(case.op, functions[case.op], input_types=[x_type], custom_extensions=extensions)
+    graph = Graph(case.op, functions[case.op], input_types=[x_type])
+    change(graph)
     model = InferenceSession(devices=[device]).load(graph)
     return lambda x: model.execute(x)[0]
 

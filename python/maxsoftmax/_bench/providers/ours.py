@@ -12,10 +12,13 @@ from max.driver import Buffer
 from max.dtype import DType
 
 import maxsoftmax
+from maxsoftmax._arguments import BLOCK_SIZE, UNROLL
+from maxsoftmax._arrays.call import Call, Chosen
 from maxsoftmax._arrays.layout import Rows
 from maxsoftmax._bench.cases import ATTENTION, OPS, Case, Entry
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 from maxsoftmax._bench.providers.max_builtin import of_graph
+from maxsoftmax._native.description import SEARCHED
 
 HOPELESS = 4e13
 """Elements read, twice each, from which `elementwise` takes too long: 2e13 take an H200 20 s."""
@@ -42,6 +45,8 @@ class MaxSoftmax(Provider):
             return self._dropped_in(case.like)
         if case.op != "softmax":
             return self._relative(case)
+        if entry.algorithm.startswith(SEARCHED):
+            return self._searched(case, entry)
         rows = Rows.of(case.shape, (case.place,))
         if entry.algorithm == "elementwise" and case.size * rows.n > HOPELESS:
             raise Unsupported("not run: every element reads its row, which takes minutes here")
@@ -59,7 +64,20 @@ class MaxSoftmax(Provider):
     @functools.cache  # noqa: B019 (a provider lives as long as the run)
     def _dropped_in(self, like: Case) -> Callable[[Any], Any]:
         """Returns MAX's graph as it is, computed by the drop-in."""
-        return of_graph(like, self.device, [maxsoftmax.dropin()])
+        return of_graph(like, self.device, maxsoftmax.drop_into)
+
+    def _searched(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
+        """Returns `auto` along the last axis by a configuration that no table has."""
+
+        def softmax(x: Buffer) -> Any:
+            call = Call(x, "x", None)
+            y = call.empty(call.out_dtype, call.x.shape, range(len(call.x.shape)))
+            rows = Rows.of(call.x.shape, (len(call.x.shape) - 1,))
+            call.run("softmax", rows, (), (y, call.x), Chosen(entry.algorithm, BLOCK_SIZE, UNROLL))
+            return call.result(y)
+
+        softmax(Buffer.zeros((1, case.shape[-1]), case.dtype, device=self.device))
+        return softmax
 
     def _relative(self, case: Case) -> Callable[[Any], Any]:
         """Returns the function of another op than softmax."""
