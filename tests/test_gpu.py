@@ -270,7 +270,9 @@ def test_other_dtypes_have_the_same_bits_in_every_batch_and_at_every_address(dty
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("n", [57_352, 65_536, 100_352, 128_256, 151_936, 155_648, 256_000, 262_144, 262_208])
+@pytest.mark.parametrize(
+    "n", [57_352, 65_536, 100_352, 128_256, 151_936, 155_648, 200_064, 201_088, 256_000, 262_144, 262_208]
+)
 def test_units_of_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
     torch = pytest.importorskip("torch")
 

@@ -24,31 +24,34 @@ struct Sm90(Tuning):
 
     @staticmethod
     def units(wide: Bool) -> List[Units]:
-        # µs by units, in turn with clusters of blocks, of 1, 16, 64 and 256 rows. Blocks have four warps, or a multiple: with others some of an
-        # SM's schedulers have more to do, and what lies between these lines is left to clusters of blocks (256×201088 float32: 126, and 117).
+        # µs by units in clusters of 16 (of 8), of 1, 16, 64 and 256 rows, in one process on an H200. Blocks have four warps, or a multiple: with others
+        # some of an SM's schedulers have more to do, and what lies between these lines is left to clusters of blocks. So are rows of 201088 logits of 16
+        # bits: by 7 vectors a lane 3.6 (5.3), 9.0 (9.1), 18.8 (19.4), but 62.8 (58.3).
         if wide:
             return [
-                # 65536 columns: 3.0 (4.5), 5.2 (6.4), 11.8 (15.2), 36.8 (40.6)
-                Units(57344, 65536, 16, 512, 0, PORTABLE_BLOCKS),
-                # 128256 columns: 4.2 (6.0), 9.0 (11.0), 21.5 (25.2), 69.4 (75.3)
-                # 100352 columns, seven warps a block: 3.9 (5.1), 7.4 (8.9), 19.1 (19.5), 60.4 (58.7)
-                Units(90112, 131072, 16, 512, 0, PORTABLE_BLOCKS),
-                # 151936 columns: 4.7 (6.7), 9.8 (12.5), 25.1 (30.8), 81.8 (91.2)
-                Units(131072, 155648, 19, 512, 0, PORTABLE_BLOCKS),
-                # 262144 columns: 6.8 (9.3), 17.6 (21.4), 45.1 (50.8), 147 (153)
-                Units(229376, 262144, 16, 512, 0, PORTABLE_BLOCKS),
-                Units(262144, 311296, 19, 512, 0, PORTABLE_BLOCKS),
+                # 65536 columns: 2.9 (2.9), 5.4 (5.4), 10.9 (11.3), 34.8 (35.2)
+                Units(57344, 65536, 16, 512, 0, most_blocks()),
+                # 128256 columns: 3.4 (4.1), 8.2 (8.6), 19.2 (20.8), 65.9 (68.4); 8 rows 6.0 (5.7)
+                Units(90112, 131072, 16, 512, 0, most_blocks()),
+                # 151936 columns: 3.7 (4.6), 9.2 (10.2), 22.4 (24.0), 77.0 (80.1); 8 rows 6.6 (6.3)
+                Units(131072, 155648, 19, 512, 0, most_blocks()),
+                # 201088 columns, in turn with clusters of blocks: 4.7 (7.2), 11.8 (16.2), 34.6 (37.7), 117.3 (117.2); 1024 rows 446 (431)
+                Units(186368, 212992, 13, 512, 0, most_blocks()),
+                # 262144 columns: 5.4 (6.7), 14.4 (17.8), 41.0 (44.0), 140.6 (146.8)
+                Units(229376, 262144, 16, 512, 0, most_blocks()),
+                # 262208 columns, Gemma 3's: 5.4 (7.1), 14.2 (18.3), 40.4 (45.2), 139.3 (151.4)
+                Units(262144, 311296, 19, 512, 0, most_blocks()),
             ]
         return [
-            # 65536 columns of bfloat16: 2.6 (4.1), 3.7 (5.0), 7.5 (10.5), 19.6 (22.5)
+            # 65536 columns of bfloat16: 2.5 (2.4), 3.7 (3.7), 7.8 (7.3), 23.5 (19.2)
             Units(57344, 65536, 8, 768, 96, PORTABLE_BLOCKS),
-            # 128256 columns: 3.3 (4.0), 5.5 (6.2), 12.6 (12.8), 37.1 (37.9)
-            Units(90112, 131072, 8, 768, 64, PORTABLE_BLOCKS),
-            # 151936 columns: 3.9 (4.6), 6.8 (7.2), 15.5 (15.5), 44.5 (44.3)
-            Units(131072, 163840, 10, 768, 0, PORTABLE_BLOCKS),
-            # On an H100, in turn with clusters of eight: 262144 columns: 4.1 (5.5), 10.3 (11.9), 25.8 (29.7), 93.7 (97.6)
+            # 128256 columns: 2.7 (3.2), 5.5 (5.7), 11.1 (12.3), 34.2 (35.5)
+            Units(90112, 131072, 8, 768, 64, most_blocks()),
+            # 151936 columns: 3.0 (3.7), 6.2 (6.8), 13.6 (14.4), 41.8 (42.7)
+            Units(131072, 163840, 10, 768, 0, most_blocks()),
+            # 262144 columns: 3.8 (4.9), 9.5 (11.9), 21.2 (24.4), 71.5 (74.3)
             Units(229376, 262144, 8, 512, 16, most_blocks()),
-            # 262208 columns, Gemma 3's: 4.3 (5.6), 10.7 (11.8), 26.5 (29.9), 94.5 (97.4)
+            # 262208 columns: 4.1 (5.1), 10.0 (12.5), 22.3 (24.9), 74.9 (76.8)
             Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
