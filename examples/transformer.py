@@ -108,9 +108,10 @@ def load(sizes: Sizes, device: Device, dropin: bool) -> Model:
     }
     network.load_state_dict(weights)
     types = [TensorType(DType.int64, ("length",), place), TensorType(FLOAT, (1,), place)]
-    extensions = [maxsoftmax.dropin()] if dropin else []
-    with Graph("transformer", input_types=types, custom_extensions=extensions) as graph:
+    with Graph("transformer", input_types=types) as graph:
         graph.output(*network(*(value.tensor for value in graph.inputs)))
+    if dropin:
+        maxsoftmax.drop_into(graph)
     return InferenceSession(devices=[device]).load(graph, weights_registry=network.state_dict())
 
 

@@ -175,8 +175,11 @@ def masked_softmax[
         y.shape(),
         out_scale,
     )
+    var beyond = 0
+    comptime if causal:
+        beyond = x.shape()[axis] - x.shape()[axis - 1]
     var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
-        x.in_fusion, x.shape(), masked
+        x.in_fusion, x.shape(), masked, beyond
     )
     var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
         sink.in_fusion, sink.shape(), masked

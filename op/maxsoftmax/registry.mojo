@@ -119,6 +119,8 @@ struct FormedSoftmax:
         target: StaticString,
         axis: Int,
         causal: Bool,
+        from_start: Bool,
+        beyond: Int,
         masked: Bool,
         has_scale: Bool,
         has_mask: Bool,
@@ -143,7 +145,9 @@ struct FormedSoftmax:
         Parameters:
             target: Where to compute: "cpu" or "gpu".
             axis: Which axis sums to 1, counted from 0, one of the first five, with at most one after it.
-            causal: Whether an element of the axis before `axis` sees only what is not after it, counted from the end.
+            causal: Whether an element of the axis before `axis` sees only what is not after it.
+            from_start: Whether both are counted from the start, not from the end.
+            beyond: How many elements after it it sees, too.
             masked: Whether a row of nothing but -inf gives 0, not NaN.
             has_scale: Whether logits are multiplied by `scales`, and not by the number `scale`.
             has_mask: Whether there is a mask.
@@ -180,14 +184,17 @@ struct FormedSoftmax:
         var sink_of = Operand[x.dtype].of_nothing()
         comptime if has_sink:
             sink_of = _operand[x.dtype, axis](sink)
+        var shape = spread[axis](x.shape(), 1)
         fused.formed_softmax[
             target, axis, known, has_prologue_fusion, has_epilogue_fusion
         ](
             y,
             x,
             Forms[x.dtype](
-                spread[axis](x.shape(), 1),
+                shape,
                 causal,
+                beyond if from_start else beyond
+                + Forms[x.dtype].from_end(shape),
                 masked,
                 scale_of,
                 mask_of,

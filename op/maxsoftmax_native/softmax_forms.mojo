@@ -94,6 +94,7 @@ struct FormedSoftmax(Op):
         var forms = Forms[DTYPE](
             six(SHAPE),
             call[OPTIONS] != 0,
+            Forms[DTYPE].from_end(six(SHAPE)),
             call[OPTIONS + 1] != 0,
             operand(0),
             operand(1),

@@ -394,10 +394,13 @@ def resident_kernel[
                             slots.take(slot), slots.take(slot + inputs - 1)
                         ),
                     )
-                for i in range(stop, last):
-                    part.store[aligned](
-                        i, Vector(0 if exponentials else nothing)
+                comptime if S.is_causal:
+                    # Of what takes no part.
+                    var masked = finished[exponentials](
+                        Vector(0 if exponentials else nothing), Vector(0)
                     )
+                    for i in range(stop, last):
+                        part.store[aligned](i, masked)
     comptime if P.peeled:
         if P.branchless or uneven:
             part.store_edges(finished[False](edges, other_edges))

@@ -24,8 +24,7 @@ struct Logits[
         dtype: Dtype of the elements.
         rank: Number of dimensions.
         axis: The axis that will sum to 1, counted from 0.
-        causal: Whether row q of the axis before takes only the elements that are not after it, both counted from the
-            end.
+        causal: Whether row q of the axis before takes only the elements that are not after it.
     """
 
     comptime accum = accumulator[Self.dtype]()
@@ -46,7 +45,7 @@ struct Logits[
     var masked: Bool
     """Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN."""
     var beyond: Int
-    """How many elements after the diagonal take part, where there is one."""
+    """How many elements after element q take part of row q, if the row may end before the tensor does."""
 
     @inline(.always)
     def __init__(
@@ -83,7 +82,7 @@ struct Logits[
             comptime query = Self.axis - 1
             n = max(
                 0,
-                min(n, at[query] + 1 + n - self.shape[query] + self.beyond),
+                min(n, at[query] + 1 + self.beyond),
             )
         return {self.fusion, at, n}
 

@@ -228,7 +228,9 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
     var shape: IndexList[RANK]
     """The shape of the logits."""
     var causal: Bool
-    """Whether an element of the axis before that of the softmax sees only what is not after it, counted from the end."""
+    """Whether an element of the axis before that of the softmax, a query, sees only what is not after it."""
+    var beyond: Int
+    """How many elements after its own index it sees then: as `from_end` says, if both are counted from the end."""
     var masked: Bool
     """Whether a row of nothing but -inf gives 0, not NaN."""
     var scale: Operand[Self.dtype]
@@ -247,12 +249,20 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         return {
             {1, 1, 1, rows.outer, rows.n, rows.inner},
             False,
+            0,
             False,
             nothing,
             nothing,
             nothing,
             nothing,
         }
+
+    @staticmethod
+    @inline(.always)
+    def from_end(shape: IndexList[RANK]) -> Int:
+        """Returns how many elements after its own index the first query sees, where the last one sees all of them.
+        """
+        return shape[AXIS] - shape[AXIS - 1]
 
     def is_empty(self) -> Bool:
         """Returns whether there are no logits."""
@@ -268,7 +278,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         var n = self.shape[AXIS]
         if not self.causal:
             return n
-        return max(0, min(n, at[AXIS - 1] + 1 + n - self.shape[AXIS - 1]))
+        return max(0, min(n, at[AXIS - 1] + 1 + self.beyond))
 
     @inline(.always)
     def sinks[

@@ -55,7 +55,7 @@ def made_softmax[
             Made[Fusion, of, axis](fusion, forms),
             y.shape,
             forms.masked,
-            0 if forms.causal else forms.shape[AXIS - 1],
+            forms.beyond if forms.causal else forms.shape[AXIS],
         ),
         Logits[Sinks[of, axis], accum, rank, axis, False](
             Sinks[of, axis](forms), ones, forms.masked

@@ -109,6 +109,8 @@ def _kept(name: str, find: Callable[[], Path]) -> Path:
 def drop_into(graph: Graph) -> None:
     """Makes the softmaxes of a graph run on the kernels of this package, those that it has and those that it will have.
 
+    Of those that it has already and masks itself, so that a query sees no later key, nothing masked is read any more.
+
     Args:
         graph: Any graph; it may load `dropin()` already.
 
@@ -123,7 +125,10 @@ def drop_into(graph: Graph) -> None:
     """
     if not hasattr(graph, "_import_kernels"):
         raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
+    from maxsoftmax._graph.causal import say_causal
+
     graph._import_kernels([dropin()])
+    say_causal(graph)
 
 
 def distribution_version(*names: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from max.dtype import DType
-from max.graph import Graph, TensorValue
+from max.graph import Graph, TensorType, TensorValue
 from max.graph import ops as max_ops
 
 from maxsoftmax import _forms as forms
@@ -36,14 +36,8 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
     }
     plain = all(lies and operand.dtype in (wide, x.dtype, DType.bool) for operand, lies in tensors.values())
     if plain and {"mask", "sink"}.isdisjoint(numbers) and axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER:
-        # The kernel reads the tensors as they lie in memory, and `x` too, if nothing is fused into it.
-        nothing = max_ops.constant(np.zeros([1] * len(x.shape), np.float32), DType.float32, x.device)
-        operands = {name: tensors[name][0] if name in tensors else nothing for name in _OPERANDS}
-        laid = [_of_rank(len(x.shape), y) for y in operands.values()]
-        kinds = {f"has_{name}": name in tensors for name in operands}
-        bits = {name: bits_of(numbers.get(name, 1.0)) for name in ("scale", "temperature")}
-        (y,) = add_op("softmax_formed", [x, *laid], [type], {**shared, **kinds, **bits})
-        return y
+        operands = {name: operand for name, (operand, _) in tensors.items()}
+        return _of_memory(x, operands, numbers, type, {**shared, "from_start": False, "beyond": 0})
     scale, mask, temperature, sink = (
         max_ops.constant(float(numbers[name]), wide, x.device) if name in numbers else tensors.get(name, (None,))[0]
         for name in _OPERANDS
@@ -62,6 +56,25 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
     else:
         sink = max_ops.broadcast_to(max_ops.cast(sink, wide), rows)
         (y,) = add_op("softmax_sink", [z, sink], [type], shared)
+    return y
+
+
+def causal_from_start(x: TensorValue, axis: int, scale: float, beyond: int) -> TensorValue:
+    """Adds softmax of `x * scale` in which query q sees the first q + 1 + `beyond` keys; NaN where it sees none."""
+    type, written = result_type(x, None)
+    cut = {"axis": axis, "causal": True, "masked": False, "from_start": True, "beyond": beyond, **written}
+    return _of_memory(x, {}, {"scale": scale}, type, cut)
+
+
+def _of_memory(
+    x: TensorValue, operands: dict[str, TensorValue], numbers: dict[str, Any], type: TensorType, options: dict[str, Any]
+) -> TensorValue:
+    """Adds the op that reads operands as they lie in memory, and `x` too, if nothing is fused into it."""
+    nothing = max_ops.constant(np.zeros([1] * len(x.shape), np.float32), DType.float32, x.device)
+    laid = [_of_rank(len(x.shape), operands.get(name, nothing)) for name in _OPERANDS]
+    kinds = {f"has_{name}": name in operands for name in _OPERANDS}
+    bits = {name: bits_of(numbers.get(name, 1.0)) for name in ("scale", "temperature")}
+    (y,) = add_op("softmax_formed", [x, *laid], [type], {**options, **kinds, **bits})
     return y
 
 
