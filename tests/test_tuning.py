@@ -400,10 +400,14 @@ def test_tune_of_nothing_timed_keeps_nothing(tuner, folder, capsys):
     assert not folder.exists()
 
 
-def test_an_interrupted_tune_keeps_nothing(tuner, folder, capsys):
+def test_an_interrupted_tune_chooses_nothing_and_shows_what_it_has(tuner, folder, capsys, tmp_path):
     tuner(lambda case, way: 1.0, complete=False)
-    assert cli.main(["tune", "--shape", "8x100"]) == 130
+    assert cli.main(["tune", "--shape", "8x100", "--json", str(tmp_path / "x.json")]) == 130
     assert not folder.exists()
+    printed = capsys.readouterr().out
+    assert "maxsoftmax:vector,128,1" in printed
+    assert "times as fast" not in printed
+    assert len(Results.read(tmp_path / "x.json").records) == len(tune.candidates(tune.TUNED))
 
 
 def test_tune_says_what_is_faster_than_auto(tuner, folder, capsys):

@@ -78,11 +78,12 @@ def run(options: argparse.Namespace) -> int:
         parts += [
             (SEARCH, [case], [auto, *(found.entry for found in configurations(case, architecture))]) for case in cases
         ]
-    if not all(command.watch(bench, *part) for part in parts):
-        return 130
+    complete = all(command.watch(bench, *part) for part in parts)
     command.show(bench.results)
     if any(r.status == "ok" for r in bench.results.records):
         command.write(bench.results, options)
+    if not complete:
+        return 130
     out = Console()
     found = best(r for r in bench.results.records if r.suite == TUNE)
     for algorithm, (choice, gain) in found.items():

@@ -106,13 +106,16 @@ def _kept(name: str, find: Callable[[], Path]) -> Path:
     return _found[name]
 
 
-def drop_into(graph: Graph) -> None:
+def drop_into(graph: Graph) -> int:
     """Makes the softmaxes of a graph run on the kernels of this package, those that it has and those that it will have.
 
     Of those that it has already and masks itself, so that a query sees no later key, nothing masked is read any more.
 
     Args:
         graph: Any graph; it may load `dropin()` already.
+
+    Returns:
+        How many softmaxes were made causal.
 
     Raises:
         TypeError: If it is no graph.
@@ -122,13 +125,14 @@ def drop_into(graph: Graph) -> None:
         >>> from max.graph import Graph
         >>> graph = Graph("theirs", input_types=[])
         >>> maxsoftmax.drop_into(graph)
+        0
     """
     if not hasattr(graph, "_import_kernels"):
         raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
     from maxsoftmax._graph.causal import say_causal
 
     graph._import_kernels([dropin()])
-    say_causal(graph)
+    return say_causal(graph)
 
 
 def distribution_version(*names: str) -> str:

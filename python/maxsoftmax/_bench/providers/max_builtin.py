@@ -36,7 +36,9 @@ class MaxBuiltin(Provider):
         return of_graph(like, self.device)
 
 
-def of_graph(case: Case, device: Device, change: Callable[[Graph], None] = lambda graph: None) -> Callable[[Any], Any]:
+def of_graph(
+    case: Case, device: Device, change: Callable[[Graph], object] = lambda graph: None
+) -> Callable[[Any], Any]:
     """Returns the compiled graph, for any shape, of an op that MAX has or of one made of those.
 
     Args:
