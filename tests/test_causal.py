@@ -15,6 +15,10 @@ from maxsoftmax._graph.causal import say_causal
 SHAPES = [(3, 5, 5), (2, 7, 4), (2, 4, 9), (1, 70, 70), (1, 300, 1023), (2, 3, 40_001), (1, 2, 700_001)]
 
 
+COUNT = 9
+"""How many softmaxes `spelled_out` has."""
+
+
 def places(x, axis, start=0, dtype=DType.int32):
     dim = x.shape[axis]
     return ops.range(start, dim + start if start else dim, 1, out_dim=dim, dtype=dtype, device=x.device)
@@ -34,7 +38,10 @@ def apart(x, **options):
 
 
 def spelled_out(x):
-    """Masked as graphs have it, what logits are multiplied by, how far beyond itself a query sees, and what follows."""
+    """Masked as graphs have it, what logits are multiplied by, how far beyond itself a query sees, and what follows.
+
+    Of what is None queries are counted from the last.
+    """
     (queries, keys), (column, row) = whole(x), apart(x, dtype=DType.int64)
     yield ops.softmax(ops.where(queries >= keys, x, low(x))), 1, 0, 1
     yield ops.softmax(ops.where(queries >= keys, x * 0.125, low(x))), 0.125, 0, 1
@@ -42,6 +49,10 @@ def spelled_out(x):
     yield ops.softmax(ops.where(keys <= queries + 1, x, low(x)) * 2.0), 2, 1, 1
     yield ops.softmax(ops.where(ops.logical_not(row > column), x * 0.5 * 4.0, low(x))) * 3.0, 2, 0, 3
     yield ops.softmax(ops.where(ops.unsqueeze(column + 3 > row, 0), x * 0.25, low(x))), 0.25, 2, 1
+    count = x.shape[-1] - x.shape[-2]
+    last = ops.range(count, x.shape[-1], 1, out_dim=x.shape[-2], dtype=DType.int64, device=x.device)
+    yield ops.softmax(ops.where(ops.unsqueeze(last, 1) >= row, x * 2.0, low(x))), 2, None, 1
+    yield ops.softmax(ops.where(row <= column + ops.shape_to_tensor([count]), x, low(x))), 1, None, 1
     yield ops.softmax(ops.where(places(x, -1, 5) <= ops.unsqueeze(places(x, -2, 4), 1), x, low(x))), 1, -1, 1
 
 
@@ -57,6 +68,7 @@ def not_causal(x):
     yield ops.softmax(ops.where(2 * column >= row, x, low(x)))
     small = apart(x, dtype=DType.int8)
     yield ops.softmax(ops.where(small[0] >= small[1], x, low(x)))
+    yield ops.softmax(ops.where(column + x.shape[0] >= row, x, low(x)))
     yield ops.softmax(x * 0.5)
     first = ops.reshape(places(x, 0, dtype=DType.int64), (x.shape[0], 1, 1))
     yield ops.softmax(ops.where(first >= row, x, low(x)))
@@ -73,7 +85,7 @@ def graph_of(build, dtype=DType.float32, device="cpu", shape=("batch", "queries"
 @pytest.fixture(scope="module", params=[DType.float32, DType.bfloat16], ids=str)
 def model(request, device):
     graph = graph_of(lambda x: (y for y, *_ in spelled_out(x)), request.param, device)
-    assert maxsoftmax.drop_into(graph) == 7
+    assert maxsoftmax.drop_into(graph) == COUNT
     return request.param, *load(graph, device)
 
 
@@ -92,7 +104,8 @@ def test_they_mask_as_before(model, device, shape):
     for i, (result, (scale, beyond, factor)) in enumerate(zip(found, said, strict=True)):
         y = result.to_numpy() if dtype == DType.float32 else result.view(DType.uint16).to_numpy().view(kind)
         with np.errstate(invalid="ignore"):
-            logits = np.where(key <= query + beyond, x.astype(np.float64) * scale, -np.inf)
+            last = query + (shape[2] - shape[1] if beyond is None else beyond)
+            logits = np.where(key <= last, x.astype(np.float64) * scale, -np.inf)
             expected = scipy.special.softmax(logits, axis=-1) * factor
         rtol = 5e-6 if dtype == DType.float32 else 8.1e-3
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol, 1e-30, err_msg=f"graph {i}")
@@ -101,7 +114,7 @@ def test_they_mask_as_before(model, device, shape):
 def test_none_of_them_is_computed(model):
     _, _, emitted = model
     launches = emitted.launches()
-    assert len(launches) == 7
+    assert len(launches) == COUNT
     assert all("softmax_formed" in launch for launch in launches), launches
     assert not any("select" in launch or "greater" in launch for launch in launches), launches
 
@@ -118,5 +131,5 @@ def test_nothing_else_is_taken_for_one():
 
 def test_it_says_so_once():
     graph = graph_of(lambda x: (y for y, *_ in spelled_out(x)))
-    assert say_causal(graph) == 7
+    assert say_causal(graph) == COUNT
     assert say_causal(graph) == 0

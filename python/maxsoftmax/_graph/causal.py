@@ -16,7 +16,7 @@ from max._core import Block, Operation
 from max._core import Value as MlirValue
 from max._core.dialects import mo, rmo
 from max.dtype import DType
-from max.graph import Graph, TensorValue, Value
+from max.graph import Dim, Graph, Shape, StaticDim, TensorValue, Value
 
 INDICES = (DType.int32, DType.int64)
 """Dtypes of positions that are surely those of the elements: of fewer bits, or without a sign, they may wrap around."""
@@ -28,7 +28,7 @@ class Position(NamedTuple):
     """A tensor whose elements say where they are along a dimension, counted from its last: its index and an offset."""
 
     dim: int
-    offset: int
+    offset: Dim
 
 
 class Mask(NamedTuple):
@@ -38,7 +38,7 @@ class Mask(NamedTuple):
     """The dimension of queries, counted from the last."""
     key: int
     """That of keys."""
-    beyond: int
+    beyond: Dim
 
 
 class Masked(NamedTuple):
@@ -46,7 +46,10 @@ class Masked(NamedTuple):
 
     x: TensorValue
     scale: float
+    from_start: bool
+    """Whether queries and keys are counted from the first, not from the last."""
     beyond: int
+    """How many keys after its own a query sees."""
 
 
 def say_causal(graph: Graph) -> int:
@@ -58,13 +61,13 @@ def say_causal(graph: Graph) -> int:
     if not found:
         return 0
     # The functions of `ops` load what a graph is built with.
-    from maxsoftmax.ops._formed import causal_from_start
+    from maxsoftmax.ops._formed import causal_softmax
 
     results = {}
     with graph:
         for op, masked in found:
             before = len(block)
-            y = causal_from_start(masked.x, op.axis, masked.scale, masked.beyond)
+            y = causal_softmax(masked.x, op.axis, masked.scale, masked.from_start, masked.beyond)
             # What was added is behind the graph's output.
             last = op
             for added in list(block)[before:]:
@@ -105,8 +108,12 @@ def _masked(softmax: Any) -> Masked | None:
             taken, along = _tensor(x), (axis - 1 - result.rank, axis - result.rank)
             if (mask.query, mask.key) != along or list(taken.shape) != list(result.shape):
                 continue
-            if all(_tensor(condition).shape[dim] == result.shape[dim] for dim in along):
-                return Masked(taken, before * after, mask.beyond)
+            queries, keys = (result.shape[dim] for dim in along)
+            if [_tensor(condition).shape[dim] for dim in along] != [queries, keys]:
+                continue
+            for from_start, beyond in ((True, mask.beyond), (False, mask.beyond - (keys - queries))):
+                if isinstance(beyond, StaticDim):
+                    return Masked(taken, before * after, from_start, int(beyond))
     return None
 
 
@@ -149,7 +156,7 @@ def _mask(value: MlirValue, inverted: bool) -> Mask | None:
     query, key = (right, left) if inverted else (left, right)
     # `a > b` leaves out where they are the same, and so does the opposite of `a >= b`.
     strict = isinstance(op, rmo.GreaterOp) != inverted
-    return Mask(query.dim, key.dim, query.offset - key.offset - strict)
+    return Mask(query.dim, key.dim, query.offset - key.offset - int(strict))
 
 
 def _position(value: MlirValue) -> Position | None:
@@ -158,8 +165,8 @@ def _position(value: MlirValue) -> Position | None:
     if _tensor(value).dtype not in INDICES:
         return None
     if isinstance(op, rmo.MoRangeOp):
-        start, _, step = (_constant(operand.value) for operand in op.operands)
-        return Position(-1, int(start)) if start is not None and step == 1 else None
+        start, _, step = (_integer(operand.value) for operand in op.operands)
+        return Position(-1, start) if start is not None and step == 1 else None
     if isinstance(op, (rmo.AddOp, rmo.SubOp)):
         return _shifted(op)
     if isinstance(op, mo.CastOp):
@@ -172,13 +179,13 @@ def _position(value: MlirValue) -> Position | None:
 def _shifted(op: rmo.AddOp | rmo.SubOp) -> Position | None:
     """Returns positions to which a number is added, or of which it is subtracted."""
     left, right = (operand.value for operand in op.operands)
-    sign = 1 if isinstance(op, rmo.AddOp) else -1
-    if sign > 0 and _constant(left) is not None:
+    adds = isinstance(op, rmo.AddOp)
+    if adds and _integer(left) is not None:
         left, right = right, left
-    position, number = _position(left), _constant(right)
+    position, number = _position(left), _integer(right)
     if not position or number is None:
         return None
-    return Position(position.dim, position.offset + sign * int(number))
+    return Position(position.dim, position.offset + number if adds else position.offset - number)
 
 
 def _spread(op: rmo.ReshapeOp | rmo.BroadcastToOp, value: MlirValue) -> Position | None:
@@ -194,6 +201,23 @@ def _spread(op: rmo.ReshapeOp | rmo.BroadcastToOp, value: MlirValue) -> Position
     if [old[i] for i in before] != [new[i] for i in after]:
         return None
     return Position(after[before.index(len(old) + position.dim)] - len(new), position.offset)
+
+
+def _integer(value: MlirValue) -> Dim | None:
+    """Returns the integer that all elements of a tensor are, if it is known, or of what dimensions it is made."""
+    op = value.owner
+    if isinstance(op, rmo.ShapeToTensorOp):
+        dims = list(Shape.from_mlir(op.shape))
+        return dims[0] if len(dims) == 1 else None
+    if isinstance(op, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)):
+        return _integer(op.operands[0].value)
+    if isinstance(op, (rmo.AddOp, rmo.SubOp)):
+        left, right = (_integer(operand.value) for operand in op.operands)
+        if left is None or right is None:
+            return None
+        return left + right if isinstance(op, rmo.AddOp) else left - right
+    number = _constant(value)
+    return Dim(int(number)) if number is not None and number.is_integer() else None
 
 
 def _constant(value: MlirValue) -> float | None:

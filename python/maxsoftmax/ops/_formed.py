@@ -59,10 +59,13 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
     return y
 
 
-def causal_from_start(x: TensorValue, axis: int, scale: float, beyond: int) -> TensorValue:
-    """Adds softmax of `x * scale` in which query q sees the first q + 1 + `beyond` keys; NaN where it sees none."""
+def causal_softmax(x: TensorValue, axis: int, scale: float, from_start: bool, beyond: int) -> TensorValue:
+    """Adds softmax of `x * scale` in which a query sees `beyond` keys after its own, and gives NaN where it sees none.
+
+    Queries and keys are counted from the first of each, or from the last.
+    """
     type, written = result_type(x, None)
-    cut = {"axis": axis, "causal": True, "masked": False, "from_start": True, "beyond": beyond, **written}
+    cut = {"axis": axis, "causal": True, "masked": False, "from_start": from_start, "beyond": beyond, **written}
     return _of_memory(x, {}, {"scale": scale}, type, cut)
 
 
