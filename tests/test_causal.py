@@ -70,6 +70,11 @@ def not_causal(x):
     yield ops.softmax(ops.where(small[0] >= small[1], x, low(x)))
     yield ops.softmax(ops.where(column + x.shape[0] >= row, x, low(x)))
     yield ops.softmax(x * 0.5)
+    # One position for all queries, and for all keys.
+    single = ops.range(0, 1, 1, out_dim=1, dtype=DType.int64, device=x.device)
+    wide = ops.broadcast_to(column, x.shape), ops.broadcast_to(row, x.shape)
+    yield ops.softmax(ops.where(wide[0] >= single, x, low(x)))
+    yield ops.softmax(ops.where(ops.reshape(single, (1, 1)) >= wide[1], x, low(x)))
     first = ops.reshape(places(x, 0, dtype=DType.int64), (x.shape[0], 1, 1))
     yield ops.softmax(ops.where(first >= row, x, low(x)))
     yield ops.logsoftmax(ops.where(queries >= keys, x, low(x)))

@@ -166,7 +166,9 @@ def _position(value: MlirValue) -> Position | None:
         return None
     if isinstance(op, rmo.MoRangeOp):
         start, _, step = (_integer(operand.value) for operand in op.operands)
-        return Position(-1, start) if start is not None and step == 1 else None
+        # A single position may be broadcast, and is then that of many elements.
+        counts = step == 1 and _tensor(value).shape[0] != 1
+        return Position(-1, start) if start is not None and counts else None
     if isinstance(op, (rmo.AddOp, rmo.SubOp)):
         return _shifted(op)
     if isinstance(op, mo.CastOp):
@@ -193,7 +195,7 @@ def _spread(op: rmo.ReshapeOp | rmo.BroadcastToOp, value: MlirValue) -> Position
     inner = op.operands[0].value
     position = _position(inner)
     old, new = list(_tensor(inner).shape), list(_tensor(value).shape)
-    if not position or old[position.dim] == 1:
+    if not position:
         return None
     if isinstance(op, rmo.BroadcastToOp):
         return position if old[position.dim] == new[position.dim] else None
@@ -205,12 +207,10 @@ def _spread(op: rmo.ReshapeOp | rmo.BroadcastToOp, value: MlirValue) -> Position
 
 def _integer(value: MlirValue) -> Dim | None:
     """Returns the integer that all elements of a tensor are, if it is known, or of what dimensions it is made."""
-    op = value.owner
+    op = _origin(value).owner
     if isinstance(op, rmo.ShapeToTensorOp):
         dims = list(Shape.from_mlir(op.shape))
         return dims[0] if len(dims) == 1 else None
-    if isinstance(op, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)):
-        return _integer(op.operands[0].value)
     if isinstance(op, (rmo.AddOp, rmo.SubOp)):
         left, right = (_integer(operand.value) for operand in op.operands)
         if left is None or right is None:
@@ -222,15 +222,21 @@ def _integer(value: MlirValue) -> Dim | None:
 
 def _constant(value: MlirValue) -> float | None:
     """Returns the number that all elements of a tensor are, if it is known."""
+    value = _origin(value)
     op = value.owner
-    if isinstance(op, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)):
-        return _constant(op.operands[0].value)
     if not isinstance(op, mo.ConstantOp):
         return None
     # The text of `max._core` has infinity in 80 bits.
     found = _NUMBERS.search(str(mlir.Operation._CAPICreate(op._CAPIPtr).attributes["value"]))
     numbers = set(found[1].split(", ")) if found else set()
     return _number(numbers.pop(), _tensor(value).dtype) if len(numbers) == 1 else None
+
+
+def _origin(value: MlirValue) -> MlirValue:
+    """Returns what a tensor was before its casts and shapes: the same number, if all elements are one."""
+    while isinstance(value.owner, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)):
+        value = value.owner.operands[0].value
+    return value
 
 
 def _number(text: str, dtype: DType) -> float | None:

@@ -129,6 +129,7 @@ def drop_into(graph: Graph) -> int:
     """
     if not hasattr(graph, "_import_kernels"):
         raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
+    # What looks into graphs is loaded by whoever has one.
     from maxsoftmax._graph.causal import say_causal
 
     graph._import_kernels([dropin()])
