@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from max.dtype import DType
@@ -85,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if not complete:
         return 130
     out = Console()
-    found = best(r for r in bench.results.records if r.suite == TUNE)
+    found = best([r for r in bench.results.records if r.suite == TUNE])
     for algorithm, (choice, gain) in found.items():
         path = tuning.remember(device, algorithm, options.dtype, choice)
         chosen = f"block_size={choice.block_size}, unroll={choice.unroll}"
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found or any(said) else 1
 
 
-def compared(case: Case, records: Iterable[Record]) -> str:
+def compared(case: Case, records: list[Record]) -> str:
     """Returns a sentence about the fastest configuration for a case beside that of `auto`, "" if that was not timed."""
     mine = [r for r in records if r.suite == SEARCH and (r.shape, r.dtype) == (case.shape, case.dtype.name)]
     times = {r.algorithm: r.median_s for r in mine if r.median_s}
@@ -117,13 +116,12 @@ def candidates(algorithms: tuple[str, ...] | list[str]) -> list[Entry]:
     return [entry for name in algorithms for entry in searched(name)]
 
 
-def best(records: Iterable[Record]) -> dict[str, tuple[Choice, float]]:
+def best(records: list[Record]) -> dict[str, tuple[Choice, float]]:
     """Returns each algorithm's choice of the least time over all cases together, and its gain on the untuned one.
 
     Each case counts the same: it is the geometric mean of the times that is least.
     """
     found = {}
-    records = list(records)
     for algorithm in dict.fromkeys(r.algorithm for r in records):
         mine = [r for r in records if r.algorithm == algorithm]
         cases = len({r.shape for r in mine})

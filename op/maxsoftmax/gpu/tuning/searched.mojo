@@ -1,7 +1,8 @@
 """One way to take rows in memory, whatever their length, in place of what was measured: what `maxsoftmax tune` builds and times, and nothing else
 uses.
 
-`-D CONFIGURATION=cluster -D CONFIGURATION_0=256 …` names it, with its numbers in the order of its function in `configuration.mojo`.
+`-D CONFIGURATION=cluster -D CONFIGURATION_0=256 …` names it, with its numbers in the order of `configuration.mojo`: of a team after the longest row, of
+units without what rows are longer than and what is packed, of a stream without the most units.
 """
 
 from std.sys import get_defined_int, get_defined_string
@@ -22,7 +23,6 @@ struct Searched(Tuning):
     @staticmethod
     def resident(wide: Bool, pairs: Bool) -> List[Team]:
         comptime if KIND == "whole":
-            # Threads a block and a team, vectors, blocks.
             comptime up_to = _number[1]() * _number[2]()
             return [
                 Team.whole(
@@ -53,7 +53,6 @@ struct Searched(Tuning):
     @staticmethod
     def units(wide: Bool) -> List[Units]:
         comptime if KIND == "units":
-            # Those that a row of so many elements has are warps of the cluster.
             return [
                 Units(
                     0,
