@@ -171,7 +171,7 @@ def _position(value: MlirValue) -> Position | None:
         return Position(-1, start) if start is not None and counts else None
     if isinstance(op, (rmo.AddOp, rmo.SubOp)):
         return _shifted(op)
-    if isinstance(op, mo.CastOp):
+    if isinstance(op, mo.CastOp) or _is_transfer(op):
         return _position(op.operands[0].value)
     if isinstance(op, (rmo.ReshapeOp, rmo.BroadcastToOp)):
         return _spread(op, value)
@@ -233,10 +233,15 @@ def _constant(value: MlirValue) -> float | None:
 
 
 def _origin(value: MlirValue) -> MlirValue:
-    """Returns what a tensor was before its casts and shapes: the same number, if all elements are one."""
-    while isinstance(value.owner, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)):
+    """Returns what a tensor was before its casts, its shapes and its travels: the same number, if all elements are one."""
+    while isinstance(value.owner, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)) or _is_transfer(value.owner):
         value = value.owner.operands[0].value
     return value
+
+
+def _is_transfer(op: Any) -> bool:
+    """Returns whether an op takes a tensor from one device to another: it has no class of its own."""
+    return type(op) is Operation and mlir.Operation._CAPICreate(op._CAPIPtr).name == "rmo.mo.transfer"
 
 
 def _number(text: str, dtype: DType) -> float | None:
