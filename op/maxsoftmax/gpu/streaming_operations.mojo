@@ -116,15 +116,20 @@ trait Sums(TrivialRegisterPassable):
         ...
 
 
-struct Exponentials[of: DType, for_logarithm: Bool](Sums):
+struct Exponentials[
+    of: DType,
+    for_logarithm: Bool,
+    stream: Stream = Tuned.exponentials(for_logarithm),
+](Sums):
     """The maximum of a row, and the sum of its exponentials in the `Scale` of the maximum.
 
     - `for_logarithm`: Whether only the logarithm of the sum is needed, for which exponentials of three operations will do: nothing is
       written that they could hide behind.
+    - `stream`: How the row is taken: in the kernel's name, by which MAX finds kernels that it has loaded.
     """
 
     comptime dtype = Self.of
-    comptime tuned = Tuned.exponentials(Self.for_logarithm)
+    comptime tuned = Self.stream
     comptime width = Granules[Self.of].width
     comptime S = Scale[Self.exact]
     comptime Whole = Pair[]
