@@ -233,7 +233,7 @@ def _constant(value: MlirValue) -> float | None:
 
 
 def _origin(value: MlirValue) -> MlirValue:
-    """Returns what a tensor was before its casts, its shapes and its travels: the same number, if all elements are one."""
+    """Returns what a tensor was before casts, shapes and transfers: the same number, if all elements are one."""
     while isinstance(value.owner, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)) or _is_transfer(value.owner):
         value = value.owner.operands[0].value
     return value
