@@ -1,9 +1,11 @@
+import re
 import subprocess
 import sys
 
 import pytest
 from maxsoftmax import _native
 from maxsoftmax._native import build
+from maxsoftmax._native.description import SEARCHED
 
 # A minute and a half each; of what is slow, `few` and the library below take the ways.
 SLOW = [
@@ -28,3 +30,15 @@ def test_a_library_is_built_for_a_gpu_that_is_not_here():
     library = _native.Library("cross_entropy_backward", "bfloat16", _native.Target("gpu", "gfx942"))
     with build.built(library) as path:
         assert path.stat().st_size > 50_000
+
+
+def test_streams_that_are_searched_have_kernels_of_their_own_names():
+    # By its name MAX finds a kernel that it has loaded, of whatever library.
+    found = []
+    for block_size in (128, 512):
+        algorithm = f"{SEARCHED}streaming {block_size} 1024 4 0 16"
+        library = _native.Library("softmax", "float32", _native.Target("gpu", "sm_90a"), algorithm)
+        with build.built(library) as path:
+            found.append(set(re.findall(rb"\.entry (maxsoftmax_gpu_streaming\w+)", path.read_bytes())))
+    assert [len(names) for names in found] == [2, 2]
+    assert not found[0] & found[1]
