@@ -100,14 +100,19 @@ EDGES = [*(2**k for k in range(5, 15)), 12_288, 65_536, 249_856, 278_528, 466_94
 """Lengths at which one GPU kernel takes over from another, on a Hopper the last ones."""
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 8])
-def test_rows_around_every_edge(device, beyond):
+def test_rows_around_every_edge(device, beyond, dtype):
+    rtol, atol = (8.1e-3, 1e-35) if dtype == "bfloat16" else (4e-6, 1e-30)
     for keys in [edge + beyond for edge in EDGES]:
-        x = logits((1, 2, 3, keys))
+        x = logits((2, 2, 3, keys), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
         mask = np.random.default_rng(3).random((3, keys)) < 0.7
         mask[1] = False
-        y = maxsoftmax.softmax(x, mask=mask, causal=True, device=device)
-        np.testing.assert_allclose(y, attention(x, mask=mask, causal=True), rtol=4e-6, atol=1e-30, err_msg=str(keys))
+        # A mask of which nothing is hidden, one that ends where a causal one does not, and one for each of a batch.
+        for other in [mask, np.ones_like(mask), np.stack([mask, mask[::-1]])[:, None]]:
+            options = {"mask": other, "causal": other is not mask, "scale": 0.3}
+            y = maxsoftmax.softmax(x, device=device, **options).astype(np.float64)
+            np.testing.assert_allclose(y, attention(x, **options), rtol=rtol, atol=atol, err_msg=str(keys))
 
 
 COLUMN_EDGES = [4, 8, 16, 64, 128, 384, 672, 1024, 3072, 5376]

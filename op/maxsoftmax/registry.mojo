@@ -169,9 +169,16 @@ struct FormedSoftmax:
             ctx: The device.
         """
         comptime factor = _float(scale) / _float(temperature)
-        comptime of_numbers = not (has_scale or has_mask or has_temperature)
-        comptime scaled = Class.CUT if causal or has_sink else Class.SCALED
-        comptime known = scaled if of_numbers and factor > 0 and factor < 1e38 else Class.MASKED
+        comptime scaled = factor > 0 and factor < 1e38 and not (
+            has_scale or has_temperature
+        )
+        # What a mask that is the same along each row makes of it is none of these.
+        comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
+        comptime known = Class.MASKED if not scaled else (
+            by_mask if has_mask else (
+                Class.CUT if causal or has_sink else Class.SCALED
+            )
+        )
         var scale_of = Operand[x.dtype].of(_float(scale))
         comptime if has_scale:
             scale_of = _operand[x.dtype, axis](scales)

@@ -267,7 +267,7 @@ struct Gpu(Kernels):
         else:
             var are = forms.are()
             comptime if dtype != DType.float64:
-                comptime for scaled in [Class.SCALED, Class.CUT]:
+                comptime for scaled in [Class.SCALED, Class.CUT, Class.HIDDEN]:
                     comptime if known.may_be(scaled):
                         if are == scaled:
                             if resident_fits[finish](

@@ -92,6 +92,9 @@ def resident_kernel[
     # Differences that are exact, and exponentials in three operations. Of pairs nothing else is read or written meanwhile
     # that exponentials could hide behind: at 50257 columns of float32 the exact ones kept reading at 0.76 of its rate.
     comptime quick = exact and (finish == Finish.PAIR or size_of[stored]() <= 2)
+    comptime compensated = exact and (
+        finish == Finish.PAIR or size_of[stored]() > 2
+    )
     # What is needed again is kept in place of the logits, unless that takes twice the registers.
     comptime keeps = exponentials and S.Line.held == F
     comptime Kept = Slots[kept_dtype[S.elements](), team, width]
@@ -121,9 +124,13 @@ def resident_kernel[
     var lane = thread % team
     var cluster = Cluster[clustered]()
     var row = cluster.index * teams + thread // team
+    var there = row
+    comptime if teams > 1 and not S.in_memory:
+        # What is made of a row may have to be read to know where it is.
+        there = min(row, Int(rows) - 1)
     var part = P.of_share(
         y, x, row, Int(n), lane, cluster.rank, Int(share)
-    ) if clustered else P(y, x, row, Int(n), lane, 0, Int(n))
+    ) if clustered else P(y, x, there, Int(n), lane, 0, Int(n))
     comptime if teams > 1:
         if row >= Int(rows):
             # Its threads only keep the others company at the barriers.
@@ -182,7 +189,12 @@ def resident_kernel[
         if P.branchless or uneven:
             edges = part.load_edges()
 
-    comptime if scaled:
+    comptime if S.Line.hidden:
+        var places = Array[Int, held](fill=last)
+        comptime for j in range(vectors):
+            places[j] = j
+        part.hide(places, raw)
+    elif scaled:
         if not part.whole:
             comptime for j in range(held):
                 raw[j] = part.source.limited(
@@ -198,7 +210,23 @@ def resident_kernel[
         largest = maximum(largest, raw[j])
     comptime if slotted and in_memory and not gradient:
         wait_after(largest_lane(largest))
-        for i in range(vectors, stop):
+        comptime together = 2 if S.Line.hidden else 1
+        for i in range(vectors, stop, together):
+            comptime if S.Line.hidden:
+                var pair = Array[P.Raw, together](fill=filler)
+                var places = Array[Int, together](fill=i)
+                comptime for j in range(together):
+                    places[j] += j
+                    if i + j < stop and part.reads(i + j):
+                        pair[j] = rebind[P.Raw](slots.take(i + j - vectors))
+                part.hide(places, pair)
+                comptime for j in range(together):
+                    if i + j < stop:
+                        largest = maximum(largest, pair[j])
+                        slots.keep(
+                            i + j - vectors, rebind[Kept.Values](pair[j])
+                        )
+                continue
             var found = rebind[P.Raw](slots.take(i - vectors))
             comptime if S.Line.transformed:
                 if part.reads(i):
@@ -271,7 +299,7 @@ def resident_kernel[
     comptime if P.peeled:
         if uneven:
             handover.give(thread, term(edges, other_edges))
-            add[exact](sum, handover.head(thread))
+            add[compensated](sum, handover.head(thread))
     comptime for j in range(held):
         comptime if j == vectors:
             comptime if gradient:
@@ -287,7 +315,7 @@ def resident_kernel[
                 var e = term(slots.take(slot), slots.take(slot + inputs - 1))
                 comptime if keeps_slots:
                     slots.keep(slot, e.cast[Kept.dtype]())
-                add[exact](sum, e)
+                add[compensated](sum, e)
         var at = j if j < vectors else last
         # The same way for all of a team: rows may be much shorter than what it has room for.
         if not skips or Int32(at * team) < part.read:
@@ -296,13 +324,13 @@ def resident_kernel[
             var e = term(raw[j], others[j])
             comptime if keeps:
                 raw[j] = rebind[P.Raw](e)
-            add[exact](sum, e)
+            add[compensated](sum, e)
         elif keeps:
             comptime if keeps:
                 raw[j] = rebind[P.Raw](Vector(0))
     comptime if P.peeled:
         if uneven:
-            add[exact](sum, handover.tail(part, thread))
+            add[compensated](sum, handover.tail(part, thread))
     var d = handover.total(part, thread, uneven, sum.value - sum.excess)
     comptime if in_scale:
         d = in_unit[quick](d, scale)

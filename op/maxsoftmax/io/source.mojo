@@ -51,6 +51,8 @@ trait SourceLine(TrivialRegisterPassable):
     """Whether a logit is made of an element after it was loaded."""
     comptime scaled: Bool = False
     """Whether it is the element times `factor`."""
+    comptime hidden: Bool = False
+    """Whether a mask in memory, a byte for each, says which elements take part; what is loaded is not masked yet."""
 
     def onwards(self, start: Int) -> Self:
         """Returns what of the row begins at its element `start`."""
@@ -86,6 +88,20 @@ trait SourceLine(TrivialRegisterPassable):
     @inline(.always)
     def factor(self) -> Float32:
         """Returns what elements are multiplied by, positive and finite, where they are `scaled`.
+        """
+        return 1
+
+    @inline(.always)
+    def is_mask_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` bytes of the mask are aligned, where the elements beside them are.
+        """
+        return False
+
+    @inline(.always)
+    def takes[
+        width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[DType.uint8, width]:
+        """Returns the mask of elements from `i` on: 0 for those that take no part.
         """
         return 1
 

@@ -49,22 +49,46 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         return at
 
     @inline(.always)
+    def _at_row(self, row: Int) -> IndexList[RANK]:
+        """Returns where the first element of a row along the last axis is, of as many rows as 32 bits can count: in 64 a GPU has no division,
+        and reading would wait for what takes its place.
+        """
+        var at = IndexList[RANK](0)
+        var rest = UInt32(row)
+        comptime for i in reversed(range(1, AXIS)):
+            var before = rest // UInt32(self.forms.shape[i])
+            at[i] = Int(rest - before * UInt32(self.forms.shape[i]))
+            rest = before
+        at[0] = Int(rest)
+        return at
+
+    @inline(.always)
     def line(self, row: Int, n: Int) -> Self.Line:
         """Returns a row along the last axis."""
         comptime if Self.forms_are.is_scaled():
-            var end = n
-            if self.forms.causal:
-                # Queries are counted fastest.
-                var at = IndexList[RANK](0)
-                at[AXIS - 1] = Int(
-                    UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
-                )
-                end = self.forms.length(at)
             var nothing = _Along[Self.dtype]()
             var scale = nothing
             scale.number = self.forms.scale.number
-            return {self.x.unsafe_offset(row * n), end, scale, nothing, nothing}
-        var at = self._at(row, 0)
+            var mask = nothing
+            var end = n
+            comptime if Self.Line.hidden:
+                var at = self._at_row(row)
+                end = self.forms.length(at)
+                mask = _Along(self.forms.mask, at, 0)
+            else:
+                if self.forms.causal:
+                    # Queries are counted fastest.
+                    var at = IndexList[RANK](0)
+                    at[AXIS - 1] = Int(
+                        UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
+                    )
+                    end = self.forms.length(at)
+            return {self.x.unsafe_offset(row * n), end, scale, mask, nothing}
+        var at: IndexList[RANK]
+        comptime if Self.forms_are == Class.ANY:
+            at = self._at(row, 0)
+        else:
+            at = self._at_row(row)
         var mask = _Along(self.forms.mask, at, 0)
         var end = self.forms.length(at)
         if mask.kind == Kind.NUMBER and self.forms.mask.kind == Kind.BOOL:
@@ -100,7 +124,12 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         """Returns the sinks of `width` neighbouring rows."""
         if self.forms.sink.kind == Kind.NOTHING:
             return neg_inf[Self.Column.loaded]()
-        return self.forms.sinks[width, RANK - 1](self._at(outer, inner))
+        var at: IndexList[RANK]
+        comptime if Self.contiguous and Self.forms_are != Class.ANY:
+            at = self._at_row(outer)
+        else:
+            at = self._at(outer, inner)
+        return self.forms.sinks[width, RANK - 1](at)
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:
@@ -226,6 +255,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime accum = accumulator[Self.dtype]()
     comptime in_memory = True
     comptime scaled = Self.forms_are.is_scaled()
+    comptime hidden = Self.forms_are == Class.HIDDEN
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum
     comptime kept = Self.dtype if Self.scaled else Self.accum
@@ -318,6 +348,23 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
                 .select(z, nothing)
             )
         return self.limited(i, z)
+
+    @inline(.always)
+    def is_mask_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` bytes of the mask are aligned."""
+        return Int(self.mask.address) % width == 0
+
+    @inline(.always)
+    def takes[
+        width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[DType.uint8, width]:
+        """Returns the mask of elements from `i` on."""
+        comptime if aligned:
+            return self.mask.address.unsafe_load[width=width, alignment=width](
+                i
+            )
+        else:
+            return self.mask.elements[DType.uint8, width, True](i)
 
     @inline(.always)
     def factor(self) -> Float32:

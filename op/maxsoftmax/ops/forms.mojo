@@ -196,6 +196,8 @@ struct Class(Equatable, TrivialRegisterPassable):
     """Numbers as scale and temperature, whose quotient is positive and finite, and nothing else."""
     comptime CUT = Self(3)
     """The same, but causal, or with a sink."""
+    comptime HIDDEN = Self(4)
+    """The same, and a mask of bools whose elements lie one after the other."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -209,7 +211,7 @@ struct Class(Equatable, TrivialRegisterPassable):
     def is_scaled(self) -> Bool:
         """Returns whether a number that elements are multiplied by is all that is made of those that take part.
         """
-        return self == Self.SCALED or self == Self.CUT
+        return self in (Self.SCALED, Self.CUT, Self.HIDDEN)
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`.
@@ -312,15 +314,20 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
             self.scale.strides[AXIS] != 0
             or self.temperature.strides[AXIS] != 0
             or self.mask.strides[AXIS] not in (0, 1)
+            # The kernels of the other classes count rows in 32 bits.
+            or Rows.of[AXIS](self.shape).count() > Int(UInt32.MAX)
         ):
             return Class.ANY
+        var hides = self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
         if (
-            self.mask.kind == Kind.NOTHING
+            (hides or self.mask.kind == Kind.NOTHING)
             and self.scale.is_known()
             and self.temperature.is_known()
         ):
             var factor = self.factor()
             if factor > 0 and factor < inf[factor.dtype]():
+                if hides:
+                    return Class.HIDDEN
                 var alone = self.sink.kind == Kind.NOTHING
                 return Class.SCALED if alone and not self.causal else Class.CUT
         return Class.MASKED

@@ -27,7 +27,7 @@ struct Packed[width: Int](TrivialRegisterPassable):
         var bits = bitcast[DType.uint32](values)
         comptime for i in range(Self.width // 4):
             comptime for j in range(3):
-                self.words[3 * i + j] = _bytes[0x3215 + j](
+                self.words[3 * i + j] = bytes_of[0x3215 + j](
                     bits[4 * i + j], bits[4 * i + 3]
                 )
 
@@ -38,8 +38,8 @@ struct Packed[width: Int](TrivialRegisterPassable):
         comptime for i in range(Self.width // 4):
             comptime for j in range(3):
                 bits[4 * i + j] = self.words[3 * i + j]
-            bits[4 * i + 3] = _bytes[0x4210](
-                _bytes[0x0400](self.words[3 * i], self.words[3 * i + 1]),
+            bits[4 * i + 3] = bytes_of[0x4210](
+                bytes_of[0x0400](self.words[3 * i], self.words[3 * i + 1]),
                 self.words[3 * i + 2],
             )
         return Self.shortened(bitcast[DType.float32](bits))
@@ -54,8 +54,9 @@ struct Packed[width: Int](TrivialRegisterPassable):
 
 
 @inline(.always)
-def _bytes[which: Int](a: UInt32, b: UInt32) -> UInt32:
-    """Returns four bytes of two words, each named by four bits."""
+def bytes_of[which: Int](a: UInt32, b: UInt32) -> UInt32:
+    """Returns four bytes of two words, each named by four bits, of which the highest says that all of it is the sign of the named byte.
+    """
     return inlined_assembly[
         "prmt.b32 $0, $1, $2, $3;",
         UInt32,

@@ -20,6 +20,10 @@ from ...io.rows import Rows, VECTOR_BYTES
 from ...io.memory import MemorySource, MemoryTarget
 from ...io.source import RowSource
 from ...io.target import RowTarget
+from ..hardware.hidden import any_bits, hidden
+
+comptime MASK_BYTES = 32
+"""How much of a mask a thread has under way at a time."""
 
 comptime LINE_BYTES = 128
 """What the GPU's caches move at most at a time."""
@@ -187,6 +191,38 @@ struct Part[
         return self.source.logits(self.place(i), kept).cast[DType.float32]()
 
     @inline(.always)
+    def hide[
+        count: Int
+    ](self, places: Array[Int, count], mut kept: Array[Self.Raw, count]):
+        """Makes -inf of what a mask hides of vectors, and of what takes no part.
+
+        - `places`: Which of this thread's vectors they are.
+        - `kept`: The vectors, as they were loaded.
+        """
+        comptime Bytes = SIMD[DType.uint8, Self.width]
+        comptime group = max(1, MASK_BYTES // Self.width)
+        comptime for aligned in [False, True]:
+            if self.source.is_mask_aligned[Self.width]() == aligned:
+                comptime for first in range(0, count, group):
+                    comptime end = min(count, first + group)
+                    var masks = Array[Bytes, group](fill=1)
+                    comptime for j in range(first, end):
+                        if self.reads(places[j]):
+                            masks[j - first] = self.source.takes[
+                                Self.width, aligned
+                            ](self.place(places[j]))
+                    # Often nothing is hidden; and as all of them are asked, all are under way at once.
+                    var hides = Bytes(0)
+                    comptime for j in range(group):
+                        hides |= masks[j] ^ 1
+                    if any_bits(hides):
+                        comptime for j in range(first, end):
+                            kept[j] = hidden(kept[j], masks[j - first])
+        if not self.whole:
+            comptime for j in range(count):
+                kept[j] = self.source.limited(self.place(places[j]), kept[j])
+
+    @inline(.always)
     def store[
         aligned: Bool
     ](self, i: Int, values: SIMD[DType.float32, Self.width]):
@@ -269,9 +305,12 @@ struct Part[
         comptime for i in range(Self.of_edges if Self.peeled else 0):
             if self.has_edge(i):
                 var at = self.edge_place(i)
-                values[i] = self.source.logits(
-                    at, self.source.limited(at, self.source.load[1](at))
-                ).cast[DType.float32]()[0]
+                var kept = self.source.limited(at, self.source.load[1](at))
+                comptime if Self.S.Line.hidden:
+                    kept = hidden(kept, self.source.takes[1, True](at))
+                values[i] = self.source.logits(at, kept).cast[DType.float32]()[
+                    0
+                ]
         return values
 
     @inline(.always)
