@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from max.dtype import DType
 
@@ -19,7 +19,7 @@ class Op(NamedTuple):
     losses: bool = False
     """Whether it takes targets, one a row, and has the mean loss as its first result."""
     queries: bool = False
-    """Whether rows are those of queries, which see the keys up to their own place: the last axis of two or more."""
+    """Whether rows are those of queries, which see some of the keys: the last axis of two or more."""
 
 
 OPS = {
@@ -34,17 +34,27 @@ OPS = {
     "scaled_softmax": Op(1, 1),
     "causal_softmax": Op(1, 1, queries=True),
     "rescaled_softmax": Op(1, 1),
+    # By a mask in memory, one for all heads.
+    "masked_softmax": Op(1, 1, queries=True),
 }
 """The ops by name."""
 
-ATTENTION = ("scaled_softmax", "causal_softmax", "rescaled_softmax")
-"""Those of attention, which a graph says in several ops."""
+SPELLED = ("scaled_softmax", "causal_softmax", "rescaled_softmax")
+"""What a graph says in several ops, and the drop-in takes from there."""
+
+ATTENTION = (*SPELLED, "masked_softmax")
+"""Those of attention."""
 
 SCALE = 0.125
 """What "scaled_softmax" and "rescaled_softmax" multiply logits by."""
 
 KEPT = 2.0
 """What "rescaled_softmax" multiplies probabilities by, as a dropout of one half does."""
+
+
+def seen(op: str, query: Any, key: Any) -> Any:
+    """Returns which keys a query sees, of numbers, or of arrays of any library that broadcast."""
+    return query >= key if op == "causal_softmax" else (query + key) % 4 != 0
 
 
 class Case(NamedTuple):
@@ -291,7 +301,7 @@ SUITES = {
         ),
     ),
     "attention": Suite(
-        "Attention scores, scaled or masked by the graph, which may take the probabilities further",
+        "Attention scores, scaled or masked, and probabilities that are taken further",
         "gpu",
         (
             *(
@@ -301,6 +311,11 @@ SUITES = {
                 for dtype in _BOTH
             ),
             *(Case((16, n, n), dtype, op="rescaled_softmax") for n in (1024, 2048) for dtype in _BOTH),
+            *(
+                Case(shape, dtype, op="masked_softmax")
+                for shape in ((16, 2048, 2048), (16, 2047, 2047))
+                for dtype in _BOTH
+            ),
             *(
                 Case(shape, dtype, axis=1, op="scaled_softmax")
                 for shape in ((16, 1024, 1024), (64, 1000, 4096), (8, 50257, 64))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maxsoftmax._bench.cases import KEPT, SCALE
+from maxsoftmax._bench.cases import KEPT, SCALE, seen
 
 RUNNING_SUM = 1e-7
 """What `mean_loss` itself may be off by, of very short rows."""
@@ -49,10 +49,9 @@ def rescaled_softmax(x: np.ndarray) -> Expected:
     return Expected(y.values * KEPT, y.terms * KEPT, y.below)
 
 
-def causal_softmax(x: np.ndarray, query: int) -> Expected:
-    """Returns softmax of one row of scores, a matrix of one column, of the keys up to the query's own place."""
-    seen = np.arange(len(x))[:, None] <= query
-    return softmax(np.where(seen, x, -np.inf))
+def of_query(op: str, x: np.ndarray, query: int) -> Expected:
+    """Returns softmax of one row of scores, a matrix of one column, of the keys that the query sees."""
+    return softmax(np.where(seen(op, query, np.arange(len(x)))[:, None], x, -np.inf))
 
 
 def softmax_backward(y: np.ndarray, dy: np.ndarray) -> Expected:

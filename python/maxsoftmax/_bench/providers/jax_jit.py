@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
 import maxsoftmax
-from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry
+from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry, seen
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 
 CHAIN = 32
@@ -71,6 +72,7 @@ class Jax(Provider):
             "scaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis),
             "rescaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis) * KEPT,
             "causal_softmax": self._causal,
+            "masked_softmax": functools.partial(self._masked, self._mask(case)),
             "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
             "softmax_backward": lambda given: self._backward(given[0], given[1], axis),
             "cross_entropy": lambda given: self._loss(*given),
@@ -82,6 +84,14 @@ class Jax(Provider):
     def _causal(self, x: Any) -> Any:
         queries, keys = (self.jax.lax.iota(np.int32, size) for size in x.shape[-2:])
         return self.nn.softmax(self.jax.numpy.where(queries[:, None] >= keys, x, -np.inf), axis=-1)
+
+    def _mask(self, case: Case) -> Any:
+        """Returns which keys queries see, of a case that has both."""
+        queries, keys = (np.arange(size) for size in (1, *case.shape)[-2:])
+        return self.jax.device_put(seen(case.op, queries[:, None], keys), self.where)
+
+    def _masked(self, mask: Any, x: Any) -> Any:
+        return self.nn.softmax(self.jax.numpy.where(mask, x, -np.inf), axis=-1)
 
     def _backward(self, y: Any, dy: Any, axis: int) -> Any:
         return y * (dy - (y * dy).sum(axis, keepdims=True))

@@ -11,7 +11,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 
-from maxsoftmax._bench.cases import ATTENTION, KEPT, SCALE, Case, Entry
+from maxsoftmax._bench.cases import KEPT, SCALE, SPELLED, Case, Entry
 from maxsoftmax._bench.providers.base import Provider
 from maxsoftmax._graph.extension import distribution_version
 
@@ -20,7 +20,7 @@ class MaxBuiltin(Provider):
     """`max.graph.ops.softmax` and `logsoftmax`."""
 
     name = "max"
-    ops = ("softmax", "log_softmax", *ATTENTION)
+    ops = ("softmax", "log_softmax", *SPELLED)
     late = True
 
     def version(self) -> str:

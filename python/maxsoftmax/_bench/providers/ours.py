@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from max.driver import Buffer
 from max.dtype import DType
 
@@ -15,7 +16,7 @@ import maxsoftmax
 from maxsoftmax._arguments import BLOCK_SIZE, UNROLL
 from maxsoftmax._arrays.call import Call, Chosen
 from maxsoftmax._arrays.layout import Rows
-from maxsoftmax._bench.cases import ATTENTION, OPS, Case, Entry
+from maxsoftmax._bench.cases import OPS, SPELLED, Case, Entry, seen
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 from maxsoftmax._bench.providers.max_builtin import of_graph
 from maxsoftmax._native.description import SEARCHED
@@ -41,7 +42,7 @@ class MaxSoftmax(Provider):
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the op's function, for softmax with the entry's choices."""
-        if case.op in ATTENTION:
+        if case.op in SPELLED:
             return self._dropped_in(case.like)
         if case.op != "softmax":
             return self._relative(case)
@@ -84,16 +85,23 @@ class MaxSoftmax(Provider):
         functions: dict[str, Callable[[Any], Any]] = {
             "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
             "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
+            "masked_softmax": functools.partial(maxsoftmax.softmax, mask=self._mask(case)),
             "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
             "cross_entropy_gradient": _loss_and_gradient,
         }
         function = functions[case.op]
-        x = Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device)
+        shape = case.shape if OPS[case.op].queries else (2,) * len(case.shape)
+        x = Buffer.zeros(shape, case.dtype, device=self.device)
         others = [x] * (OPS[case.op].reads - 1)
         if OPS[case.op].losses:
             others = [Buffer.zeros((2,), DType.int64, device=self.device)]
         function((x, *others) if others else x)
         return function
+
+    def _mask(self, case: Case) -> Buffer:
+        """Returns which keys queries see, of a case that has both."""
+        queries, keys = (np.arange(size) for size in (1, *case.shape)[-2:])
+        return Buffer.from_numpy(seen(case.op, queries[:, None], keys)).to(self.device)
 
     def result(self, y: Buffer) -> Buffer:
         """Returns `y`."""
