@@ -481,6 +481,7 @@ def test_wrong_usage_exits_with_2(capsys, arguments):
 
 
 def test_info_tells_versions_devices_and_folders(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.tuning, "location", lambda: tmp_path / "tuned.json")
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "[red]cache" / ("long" * 30)))
     monkeypatch.setenv("MODULAR_CACHE_DIR", str(tmp_path / "modular"))
     assert cli.main(["info"]) == 0
@@ -496,7 +497,11 @@ def test_info_tells_versions_devices_and_folders(capsys, monkeypatch, tmp_path):
     assert found["cache"] == str(tmp_path / "[red]cache" / ("long" * 30))
     assert found["kept"] == "0 bytes in 0 entries"
     assert found["MAX's cache"] == str(tmp_path / "modular")
+    assert found["tuned"] == f"{tmp_path / 'tuned.json'}, nothing yet"
     assert not (tmp_path / "[red]cache").exists()
+    (tmp_path / "tuned.json").touch()
+    cli.main(["info"])
+    assert f"tuned        {tmp_path / 'tuned.json'}\n" in capsys.readouterr().out
 
 
 def test_the_installed_command_is_this_one():

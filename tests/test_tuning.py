@@ -19,11 +19,14 @@ from maxsoftmax._bench import chart, command, tune
 from maxsoftmax._bench.cases import SEARCH, TUNE, Case, Entry
 from maxsoftmax._bench.configurations import Configuration, configurations
 from maxsoftmax._bench.protocol import record
+from maxsoftmax._bench.providers import ours
+from maxsoftmax._bench.providers.base import Unsupported
 from maxsoftmax._bench.results import Results
 from maxsoftmax._commands import cli
 from maxsoftmax._graph import runtime, tuning
 from maxsoftmax._graph.tuning import Choice, choice, location, remember
-from maxsoftmax._native.description import Target, library
+from maxsoftmax._native.description import SEARCHED, Target, library
+from maxsoftmax._native.plan import NoPlan
 
 GPU = SimpleNamespace(label="gpu", is_host=False, model_name="A GPU", architecture_name="sm_90a")
 OTHER = SimpleNamespace(label="gpu", is_host=False, model_name="Another GPU")
@@ -472,3 +475,12 @@ def test_tune_is_not_for_the_processor(capsys):
 )
 def test_wrong_usage_exits_with_2(capsys, arguments):
     assert misused(capsys, "tune", *arguments).startswith("usage: maxsoftmax tune")
+
+
+def test_a_configuration_without_room_is_said_to_have_none(monkeypatch):
+    def run(*_):
+        raise NoPlan("softmax cannot be planned")
+
+    monkeypatch.setattr(ours.Call, "run", run)
+    with pytest.raises(Unsupported, match="has no room for such rows"):
+        ours.MaxSoftmax(CPU(), 1).prepare(Case((1, 9)), Entry("maxsoftmax", f"{SEARCHED}slotted"))

@@ -30,7 +30,7 @@ from maxsoftmax._bench.run import processor
 from maxsoftmax._commands import ahead, figures, train
 from maxsoftmax._commands.console import Console
 from maxsoftmax._commands.figures import PIPE
-from maxsoftmax._graph import runtime
+from maxsoftmax._graph import runtime, tuning
 from maxsoftmax._graph.extension import CompilerError, distribution_version, source
 from maxsoftmax._native import precompiled
 
@@ -324,6 +324,7 @@ def _info(options: argparse.Namespace) -> int:
         "cache": str(cache.location()),
         "kept": _kept(),
         "MAX's cache": str(runtime.max_cache()),
+        "tuned": f"{tuning.location()}{'' if tuning.location().exists() else ', nothing yet'}",
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -19,6 +19,10 @@ THREADS = 4
 """The index in a call of the most threads to use."""
 
 
+class NoPlan(RuntimeError):
+    """A library that has nothing for rows of some length, as one with one configuration of a kernel may."""
+
+
 class Plan:
     """How to compute one thing of arrays of one shape: `error = plan.run(plan.call, stream, y, x, scratch)`.
 
@@ -67,6 +71,7 @@ def plan(
 
     Raises:
         ValueError: If there is no such library or device.
+        NoPlan: If the library has nothing for such rows.
         RuntimeError: If it cannot be built, or the device not be opened.
     """
     found = functions(name, dtype, device, algorithm, (block_size, unroll), out_dtype=out_dtype)
@@ -75,7 +80,7 @@ def plan(
     words = (ctypes.c_int64 * max(WORDS, len(values)))(*values)
     scratch = found.scratch(ctypes.addressof(words))
     if scratch < 0:
-        raise RuntimeError(f"{name} of {dtype} {rows} on device {device} cannot be planned")
+        raise NoPlan(f"{name} of {dtype} {rows} on device {device} cannot be planned")
     made = Plan(device, found.run, words, scratch)
     _alive.add(made)
     return made
