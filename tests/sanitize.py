@@ -56,8 +56,9 @@ def relatives():
             cross_entropy(logits((4, n), dtype), dtype)
     # So many that each row has a block of its own.
     cross_entropy(logits((600, 12001)), np.float32)
-    for keys in (31, 1001, 40000):
-        forms(logits((2, 5, keys)), np.float32)
+    for keys in (3, 31, 1001, 40000):
+        for dtype in BOTH:
+            forms(logits((2, 5, keys), dtype), dtype)
     for keys in (13, 300, 3001, 9001):
         for heads in (8, 13):
             forms(logits((2, keys, heads)), np.float32, -2)
@@ -91,6 +92,9 @@ def cross_entropy(x, dtype):
 
 def forms(x, dtype, axis=-1):
     options = {"scale": 0.5, "mask": np.random.default_rng(2).random(x.shape[1:]) < 0.7, "causal": True}
+    close(maxsoftmax.softmax(x, axis=axis, device=device, **options), attention(x, axis, **options), dtype)
+    # One for each row, of which there are fewer than a block takes.
+    options["scale"] = logits((2, 5, 1), seed=3) if axis == -1 else 0.5
     close(maxsoftmax.softmax(x, axis=axis, device=device, **options), attention(x, axis, **options), dtype)
 
 
