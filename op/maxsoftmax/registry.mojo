@@ -172,7 +172,7 @@ struct FormedSoftmax:
         comptime scaled = factor > 0 and factor < 1e38 and not (
             has_scale or has_temperature
         )
-        # What a mask that is the same along each row makes of it is none of these.
+        # One that is the same along each row is of neither class, and its rows are read twice.
         comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
         comptime known = Class.MASKED if not scaled else (
             by_mask if has_mask else (

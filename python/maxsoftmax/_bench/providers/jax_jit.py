@@ -67,12 +67,13 @@ class Jax(Provider):
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the jitted function."""
         nn, axis = self.nn, case.axis
+        if case.op == "masked_softmax":
+            return self._masked(case)
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: nn.softmax(x, axis=axis),
             "scaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis),
             "rescaled_softmax": lambda x: nn.softmax(x * SCALE, axis=axis) * KEPT,
             "causal_softmax": self._causal,
-            "masked_softmax": functools.partial(self._masked, self._mask(case)),
             "log_softmax": lambda x: nn.log_softmax(x, axis=axis),
             "softmax_backward": lambda given: self._backward(given[0], given[1], axis),
             "cross_entropy": lambda given: self._loss(*given),
@@ -85,13 +86,12 @@ class Jax(Provider):
         queries, keys = (self.jax.lax.iota(np.int32, size) for size in x.shape[-2:])
         return self.nn.softmax(self.jax.numpy.where(queries[:, None] >= keys, x, -np.inf), axis=-1)
 
-    def _mask(self, case: Case) -> Any:
-        """Returns which keys queries see, of a case that has both."""
-        queries, keys = (np.arange(size) for size in (1, *case.shape)[-2:])
-        return self.jax.device_put(seen(case.op, queries[:, None], keys), self.where)
-
-    def _masked(self, mask: Any, x: Any) -> Any:
-        return self.nn.softmax(self.jax.numpy.where(mask, x, -np.inf), axis=-1)
+    def _masked(self, case: Case) -> Callable[[Any], Any]:
+        """Returns the jitted softmax with a mask of queries and keys."""
+        queries, keys = (np.arange(size) for size in case.shape[-2:])
+        mask = self.jax.device_put(seen(case.op, queries[:, None], keys), self.where)
+        function = self.jax.jit(lambda mask, x: self.nn.softmax(self.jax.numpy.where(mask, x, -np.inf), axis=-1))
+        return functools.partial(function, mask)
 
     def _backward(self, y: Any, dy: Any, axis: int) -> Any:
         return y * (dy - (y * dy).sum(axis, keepdims=True))

@@ -86,26 +86,29 @@ class MaxSoftmax(Provider):
 
     def _relative(self, case: Case) -> Callable[[Any], Any]:
         """Returns the function of another op than softmax."""
+        if case.op == "masked_softmax":
+            return self._masked(case)
         functions: dict[str, Callable[[Any], Any]] = {
             "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
             "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
-            "masked_softmax": functools.partial(maxsoftmax.softmax, mask=self._mask(case)),
             "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
             "cross_entropy_gradient": _loss_and_gradient,
         }
         function = functions[case.op]
-        shape = case.shape if OPS[case.op].queries else (2,) * len(case.shape)
-        x = Buffer.zeros(shape, case.dtype, device=self.device)
+        x = Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device)
         others = [x] * (OPS[case.op].reads - 1)
         if OPS[case.op].losses:
             others = [Buffer.zeros((2,), DType.int64, device=self.device)]
         function((x, *others) if others else x)
         return function
 
-    def _mask(self, case: Case) -> Buffer:
-        """Returns which keys queries see, of a case that has both."""
-        queries, keys = (np.arange(size) for size in (1, *case.shape)[-2:])
-        return Buffer.from_numpy(seen(case.op, queries[:, None], keys)).to(self.device)
+    def _masked(self, case: Case) -> Callable[[Any], Any]:
+        """Returns softmax with a mask of queries and keys."""
+        queries, keys = (np.arange(size) for size in case.shape[-2:])
+        mask = Buffer.from_numpy(seen(case.op, queries[:, None], keys)).to(self.device)
+        function = functools.partial(maxsoftmax.softmax, mask=mask)
+        function(Buffer.zeros(case.shape, case.dtype, device=self.device))
+        return function
 
     def result(self, y: Buffer) -> Buffer:
         """Returns `y`."""
