@@ -172,7 +172,7 @@ struct FormedSoftmax:
         comptime scaled = factor > 0 and factor < 1e38 and not (
             has_scale or has_temperature
         )
-        # One that is the same along each row is of neither class, and its rows are read twice.
+        # A mask of bools that is the same along each row is of none of these: its rows are read twice.
         comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
         comptime known = Class.MASKED if not scaled else (
             by_mask if has_mask else (

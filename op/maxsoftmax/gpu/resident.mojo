@@ -35,7 +35,7 @@ from .partition.handover import Handover
 from .partition.row import LINE_BYTES, Part, again, anew, product
 from .hardware.slots import Slots, wait_after
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
-from .tuning import Team
+from .tuning import Team, Tuned
 
 
 def kept_dtype[elements: DType]() -> DType:
@@ -92,6 +92,7 @@ def resident_kernel[
     # Differences that are exact, and exponentials in three operations. Of pairs nothing else is read or written meanwhile
     # that exponentials could hide behind: at 50257 columns of float32 the exact ones kept reading at 0.76 of its rate.
     comptime quick = exact and (finish == Finish.PAIR or size_of[stored]() <= 2)
+    # Sums of results of 16 bits are as exact as they have to be.
     comptime compensated = exact and (
         finish == Finish.PAIR or size_of[stored]() > 2
     )
@@ -210,21 +211,21 @@ def resident_kernel[
         largest = maximum(largest, raw[j])
     comptime if slotted and in_memory and not gradient:
         wait_after(largest_lane(largest))
-        comptime together = 2 if S.Line.hidden else 1
-        for i in range(vectors, stop, together):
+        comptime step = Tuned.masked_slots if S.Line.hidden else 1
+        for i in range(vectors, stop, step):
             comptime if S.Line.hidden:
-                var pair = Array[P.Raw, together](fill=filler)
-                var places = Array[Int, together](fill=i)
-                comptime for j in range(together):
+                var values = Array[P.Raw, step](fill=filler)
+                var places = Array[Int, step](fill=i)
+                comptime for j in range(step):
                     places[j] += j
                     if i + j < stop and part.reads(i + j):
-                        pair[j] = rebind[P.Raw](slots.take(i + j - vectors))
-                part.hide(places, pair)
-                comptime for j in range(together):
+                        values[j] = rebind[P.Raw](slots.take(i + j - vectors))
+                part.hide(places, values)
+                comptime for j in range(step):
                     if i + j < stop:
-                        largest = maximum(largest, pair[j])
+                        largest = maximum(largest, values[j])
                         slots.keep(
-                            i + j - vectors, rebind[Kept.Values](pair[j])
+                            i + j - vectors, rebind[Kept.Values](values[j])
                         )
                 continue
             var found = rebind[P.Raw](slots.take(i - vectors))

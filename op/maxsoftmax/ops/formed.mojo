@@ -44,22 +44,17 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     def _at(self, outer: Int, inner: Int) -> IndexList[RANK]:
         """Returns where the first element of a row is."""
         var at = IndexList[RANK](0)
-        unravel[AXIS + 1, RANK](at, inner, self.forms.shape)
-        unravel[0, AXIS](at, outer, self.forms.shape)
-        return at
-
-    @inline(.always)
-    def _at_row(self, row: Int) -> IndexList[RANK]:
-        """Returns where the first element of a row along the last axis is, of as many rows as 32 bits can count: in 64 a GPU has no division,
-        and reading would wait for what takes its place.
-        """
-        var at = IndexList[RANK](0)
-        var rest = UInt32(row)
-        comptime for i in reversed(range(1, AXIS)):
-            var before = rest // UInt32(self.forms.shape[i])
-            at[i] = Int(rest - before * UInt32(self.forms.shape[i]))
-            rest = before
-        at[0] = Int(rest)
+        comptime if Self.contiguous and Self.forms_are != Class.ANY:
+            # Of as many rows as 32 bits can count: in 64 a GPU has no division, and reading would wait for what takes its place.
+            var rest = UInt32(outer)
+            comptime for i in reversed(range(1, AXIS)):
+                var before = rest // UInt32(self.forms.shape[i])
+                at[i] = Int(rest - before * UInt32(self.forms.shape[i]))
+                rest = before
+            at[0] = Int(rest)
+        else:
+            unravel[AXIS + 1, RANK](at, inner, self.forms.shape)
+            unravel[0, AXIS](at, outer, self.forms.shape)
         return at
 
     @inline(.always)
@@ -72,7 +67,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
             var mask = nothing
             var end = n
             comptime if Self.Line.hidden:
-                var at = self._at_row(row)
+                var at = self._at(row, 0)
                 end = self.forms.length(at)
                 mask = _Along(self.forms.mask, at, 0)
             else:
@@ -84,11 +79,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                     )
                     end = self.forms.length(at)
             return {self.x.unsafe_offset(row * n), end, scale, mask, nothing}
-        var at: IndexList[RANK]
-        comptime if Self.forms_are == Class.ANY:
-            at = self._at(row, 0)
-        else:
-            at = self._at_row(row)
+        var at = self._at(row, 0)
         var mask = _Along(self.forms.mask, at, 0)
         var end = self.forms.length(at)
         if mask.kind == Kind.NUMBER and self.forms.mask.kind == Kind.BOOL:
@@ -124,12 +115,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         """Returns the sinks of `width` neighbouring rows."""
         if self.forms.sink.kind == Kind.NOTHING:
             return neg_inf[Self.Column.loaded]()
-        var at: IndexList[RANK]
-        comptime if Self.contiguous and Self.forms_are != Class.ANY:
-            at = self._at_row(outer)
-        else:
-            at = self._at(outer, inner)
-        return self.forms.sinks[width, RANK - 1](at)
+        return self.forms.sinks[width, RANK - 1](self._at(outer, inner))
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from max.dtype import DType
 
@@ -50,11 +50,6 @@ SCALE = 0.125
 
 KEPT = 2.0
 """What "rescaled_softmax" multiplies probabilities by, as a dropout of one half does."""
-
-
-def seen(op: str, query: Any, key: Any) -> Any:
-    """Returns which keys a query sees, of numbers, or of arrays of any library that broadcast."""
-    return query >= key if op == "causal_softmax" else (query + key) % 4 != 0
 
 
 class Case(NamedTuple):

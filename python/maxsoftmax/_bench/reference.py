@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from maxsoftmax._bench.cases import KEPT, SCALE, seen
+from maxsoftmax._bench.cases import KEPT, SCALE, Case
 
 RUNNING_SUM = 1e-7
 """What `mean_loss` itself may be off by, of very short rows."""
@@ -51,7 +51,18 @@ def rescaled_softmax(x: np.ndarray) -> Expected:
 
 def of_query(op: str, x: np.ndarray, query: int) -> Expected:
     """Returns softmax of one row of scores, a matrix of one column, of the keys that the query sees."""
-    return softmax(np.where(seen(op, query, np.arange(len(x)))[:, None], x, -np.inf))
+    return softmax(np.where(_seen(op, query, np.arange(len(x)))[:, None], x, -np.inf))
+
+
+def mask(case: Case) -> np.ndarray:
+    """Returns which keys each query sees: bools of (queries, keys)."""
+    queries, keys = (np.arange(size, dtype=np.int32) for size in case.shape[-2:])
+    return _seen(case.op, queries[:, None], keys)
+
+
+def _seen(op: str, query: Any, key: np.ndarray) -> np.ndarray:
+    seen: np.ndarray = query >= key if op == "causal_softmax" else (query + key) % 4 != 0
+    return seen
 
 
 def softmax_backward(y: np.ndarray, dy: np.ndarray) -> Expected:

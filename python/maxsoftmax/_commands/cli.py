@@ -312,6 +312,7 @@ def _info(options: argparse.Namespace) -> int:
     for device in runtime.devices():
         what = processor() if device.is_host else f"{device.model_name}, {device.architecture_name}"
         devices[runtime.name(device)] = f"{what}, {os.cpu_count()} threads" if device.is_host else what
+    tuned = tuning.location()
     told: dict[str, str | dict[str, str]] = {
         "maxsoftmax": __version__,
         "MAX": distribution_version("max", "modular"),
@@ -324,7 +325,7 @@ def _info(options: argparse.Namespace) -> int:
         "cache": str(cache.location()),
         "kept": _kept(),
         "MAX's cache": str(runtime.max_cache()),
-        "tuned": f"{tuning.location()}{'' if tuning.location().exists() else ', nothing yet'}",
+        "tuned": f"{tuned}{'' if tuned.exists() else ', nothing yet'}",
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -21,9 +21,7 @@ from ...io.memory import MemorySource, MemoryTarget
 from ...io.source import RowSource
 from ...io.target import RowTarget
 from ..hardware.hidden import any_bits, hidden
-
-comptime MASK_BYTES = 32
-"""How much of a mask a thread has under way at a time."""
+from ..tuning import Tuned
 
 comptime LINE_BYTES = 128
 """What the GPU's caches move at most at a time."""
@@ -200,7 +198,7 @@ struct Part[
         - `kept`: The vectors, as they were loaded.
         """
         comptime Bytes = SIMD[DType.uint8, Self.width]
-        comptime group = max(1, MASK_BYTES // Self.width)
+        comptime group = max(1, Tuned.mask_bytes // Self.width)
         comptime for aligned in [False, True]:
             if self.source.is_mask_aligned[Self.width]() == aligned:
                 comptime for first in range(0, count, group):

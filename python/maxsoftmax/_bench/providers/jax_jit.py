@@ -12,7 +12,8 @@ from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
 import maxsoftmax
-from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry, seen
+from maxsoftmax._bench import reference
+from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 
 CHAIN = 32
@@ -88,8 +89,7 @@ class Jax(Provider):
 
     def _masked(self, case: Case) -> Callable[[Any], Any]:
         """Returns the jitted softmax with a mask of queries and keys."""
-        queries, keys = (np.arange(size) for size in case.shape[-2:])
-        mask = self.jax.device_put(seen(case.op, queries[:, None], keys), self.where)
+        mask = self.jax.device_put(reference.mask(case), self.where)
         function = self.jax.jit(lambda mask, x: self.nn.softmax(self.jax.numpy.where(mask, x, -np.inf), axis=-1))
         return functools.partial(function, mask)
 

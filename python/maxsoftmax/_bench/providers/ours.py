@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from max.driver import Buffer
 from max.dtype import DType
 
@@ -16,7 +15,8 @@ import maxsoftmax
 from maxsoftmax._arguments import BLOCK_SIZE, UNROLL
 from maxsoftmax._arrays.call import Call, Chosen
 from maxsoftmax._arrays.layout import Rows
-from maxsoftmax._bench.cases import OPS, SPELLED, Case, Entry, seen
+from maxsoftmax._bench import reference
+from maxsoftmax._bench.cases import OPS, SPELLED, Case, Entry
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 from maxsoftmax._bench.providers.max_builtin import of_graph
 from maxsoftmax._native.description import SEARCHED
@@ -45,6 +45,8 @@ class MaxSoftmax(Provider):
         """Returns the op's function, for softmax with the entry's choices."""
         if case.op in SPELLED:
             return self._dropped_in(case.like)
+        if case.op == "masked_softmax":
+            return self._masked(case)
         if case.op != "softmax":
             return self._relative(case)
         if entry.algorithm.startswith(SEARCHED):
@@ -86,8 +88,6 @@ class MaxSoftmax(Provider):
 
     def _relative(self, case: Case) -> Callable[[Any], Any]:
         """Returns the function of another op than softmax."""
-        if case.op == "masked_softmax":
-            return self._masked(case)
         functions: dict[str, Callable[[Any], Any]] = {
             "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
             "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
@@ -104,10 +104,9 @@ class MaxSoftmax(Provider):
 
     def _masked(self, case: Case) -> Callable[[Any], Any]:
         """Returns softmax with a mask of queries and keys."""
-        queries, keys = (np.arange(size) for size in case.shape[-2:])
-        mask = Buffer.from_numpy(seen(case.op, queries[:, None], keys)).to(self.device)
+        mask = Buffer.from_numpy(reference.mask(case)).to(self.device)
         function = functools.partial(maxsoftmax.softmax, mask=mask)
-        function(Buffer.zeros(case.shape, case.dtype, device=self.device))
+        function(Buffer.zeros(case.shape[-2:], case.dtype, device=self.device))
         return function
 
     def result(self, y: Buffer) -> Buffer:

@@ -8,7 +8,8 @@ from typing import Any
 
 from max.driver import Buffer, Device
 
-from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry, seen
+from maxsoftmax._bench import reference
+from maxsoftmax._bench.cases import KEPT, OPS, SCALE, Case, Entry
 from maxsoftmax._bench.providers.base import Provider
 
 
@@ -52,8 +53,7 @@ class Torch(Provider):
         torch, axis = self.torch, case.axis
         if OPS[case.op].queries:
             where = None if self.device.is_host else torch.device("cuda", self.device.id)
-            queries, keys = (torch.arange(size, device=where) for size in case.shape[-2:])
-            hidden = ~seen(case.op, queries[:, None], keys)
+            hidden = torch.from_numpy(~reference.mask(case)).to(where)
             return lambda x: torch.softmax(x.masked_fill(hidden, -math.inf), axis)
         functions: dict[str, Callable[[Any], Any]] = {
             "softmax": lambda x: torch.softmax(x, axis),
