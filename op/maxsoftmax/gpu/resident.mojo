@@ -198,9 +198,9 @@ def resident_kernel[
     elif scaled:
         if not part.whole:
             comptime for j in range(held):
-                raw[j] = part.source.limited(
-                    P.place(j if j < vectors else last), raw[j]
-                )
+                var i = j if j < vectors else last
+                if part.is_cut(i):
+                    raw[j] = part.source.limited(P.place(i), raw[j])
     elif S.Line.transformed:
         comptime for j in range(held):
             var i = j if j < vectors else last
@@ -236,7 +236,7 @@ def resident_kernel[
                     found = P.Raw(neg_inf[S.Line.held]())
                 slots.keep(i - vectors, rebind[Kept.Values](found))
             elif scaled:
-                if not part.whole:
+                if not part.whole and part.is_cut(i):
                     found = part.source.limited(P.place(i), found)
                     slots.keep(i - vectors, rebind[Kept.Values](found))
             largest = maximum(largest, found)

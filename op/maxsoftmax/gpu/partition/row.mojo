@@ -59,7 +59,7 @@ struct Part[
     var ahead: Int32
     """How many of them are not before this thread's first."""
     var whole: Bool
-    """Whether all of the row takes part."""
+    """Whether all of what the block has of the row takes part."""
     var read: Int32
     """How many vectors of the block have anything that takes part: fewer, where a row ends before the tensor does."""
     var reach: Int32
@@ -103,7 +103,7 @@ struct Part[
         self.whole = True
         comptime if Self.S.is_causal:
             var taking = source.length(n)
-            self.whole = taking >= n
+            self.whole = taking >= begin + length
             self.read = Int32(
                 max(0, min(count, ceildiv(taking - first, Self.width)))
             )
@@ -167,6 +167,12 @@ struct Part[
         """
         return Int32(i * Self.team) < self.reach
 
+    @inline(.always)
+    def is_cut(self, i: Int) -> Bool:
+        """Returns whether this thread's vector `i` may have anything that takes no part, where the block has.
+        """
+        return Int32(i * Self.team) + 1 >= self.reach
+
     @staticmethod
     @inline(.always)
     def place(i: Int) -> Int:
@@ -218,7 +224,10 @@ struct Part[
                             kept[j] = hidden(kept[j], masks[j - first])
         if not self.whole:
             comptime for j in range(count):
-                kept[j] = self.source.limited(self.place(places[j]), kept[j])
+                if self.is_cut(places[j]):
+                    kept[j] = self.source.limited(
+                        self.place(places[j]), kept[j]
+                    )
 
     @inline(.always)
     def store[
