@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from maxsoftmax import _native
+from maxsoftmax._arrays import pages
 from maxsoftmax._arrays.layout import inverse
 from maxsoftmax._arrays.memory import HOST, Array, alias, bits, of_numpy, product, row_major, view
 
@@ -68,11 +69,27 @@ def dtype(name: str) -> Any:
     return getattr(DType, name)
 
 
-def empty(dtype_name: str, shape: Sequence[int], order: Sequence[int], device: int) -> Array:
-    """Returns new memory of a device, in a buffer whose dimensions are in the order in which they lie."""
+def maker(dtype: Any, shape: Sequence[int], device: int) -> Callable[[], Any]:
+    """Returns what makes uninitialized buffers of a dtype of MAX on a device: large ones of a host as of `pages`."""
     from max.driver import Buffer
 
-    buffer = Buffer(dtype(dtype_name), [shape[i] for i in order], of(device))
+    make: Callable[[], Any] = functools.partial(Buffer, dtype, shape, of(device))
+    size = dtype.size_in_bytes * product(tuple(shape))
+    if device != HOST or size < pages.LARGE:
+        return make
+
+    def large() -> Any:
+        # MAX's own memory: it copies from it after a call has returned, and knows when that is done.
+        buffer = make()
+        pages.advise(buffer._data_ptr(), size)
+        return buffer
+
+    return large
+
+
+def empty(dtype_name: str, shape: Sequence[int], order: Sequence[int], device: int) -> Array:
+    """Returns new memory of a device, in a buffer whose dimensions are in the order in which they lie."""
+    buffer = maker(dtype(dtype_name), [shape[i] for i in order], device)()
     return Array(buffer, buffer._data_ptr(), dtype_name, tuple(shape), strides(shape, order), device)
 
 

@@ -167,7 +167,10 @@ def buffers(plan: _native.Plan, outs: Sequence[Array], ins: Sequence[Array], ord
     place, scratch = devices.of(number), plan.scratch
     stream = 0 if number == HOST else devices.queue(number)
     main, byte = place.default_queue, devices.dtype("uint8")
-    makers = [None if any(out is array for array in ins) else (out.owner.dtype, out.shape) for out in outs]
+    makers = [
+        None if any(out is array for array in ins) else devices.maker(out.owner.dtype, out.shape, number)
+        for out in outs
+    ]
     odds = [SIZES[array.dtype] - 1 for array in ins]
 
     def again(*given: Any) -> Any:
@@ -179,7 +182,7 @@ def buffers(plan: _native.Plan, outs: Sequence[Array], ins: Sequence[Array], ord
             devices.settle()
         elif any(x.stream != main for x in given):
             return None
-        made = [given[0] if maker is None else Buffer(*maker, place) for maker in makers]
+        made = [given[0] if maker is None else maker() for maker in makers]
         memory = Buffer(byte, (scratch,), place) if scratch else None
         told = [*[y._data_ptr() for y in made], *[0 if i < 0 else places[i] for i in order]]
         error = run(call, stream, *told, memory._data_ptr() if memory is not None else 0)
