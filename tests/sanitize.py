@@ -97,6 +97,10 @@ def forms(x, dtype, axis=-1):
         # One for each row, of which there are fewer than a block takes.
         options["scale"] = logits((2, 5, 1), seed=3)
         close(maxsoftmax.softmax(x, device=device, **options), attention(x, **options), dtype)
+    else:
+        # What stays as it is in memory.
+        options = {"temperature": 2.0, "sink": logits(x.shape[2:], seed=3)}
+        close(maxsoftmax.softmax(x, axis=axis, device=device, **options), attention(x, axis, **options), dtype)
 
 
 {"softmax": softmax, "relatives": relatives}[what]()

@@ -7,7 +7,14 @@ from mojo.run import subprocess_run_mojo
 
 KERNELS = Path(__file__).parent / "kernels"
 
-ANYWHERE = ["test_exponential.mojo", "test_masked.mojo", "test_online.mojo", "test_rows.mojo", "test_shares.mojo"]
+ANYWHERE = [
+    "test_columns.mojo",
+    "test_exponential.mojo",
+    "test_masked.mojo",
+    "test_online.mojo",
+    "test_rows.mojo",
+    "test_shares.mojo",
+]
 ON_GPU = ["test_gpu.mojo", "test_gpu_gradients.mojo"]
 
 

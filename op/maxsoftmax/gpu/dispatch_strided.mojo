@@ -32,8 +32,7 @@ def strided[
         # Not worth kernels of its own.
         fallback[finish](y, x, rows, queue, other)
     else:
-        # 16 accumulators of float8 would be more registers than there are.
-        comptime width = VECTOR_BYTES // max(2, size_of[T.Column.stored]())
+        comptime width = column_width[S, T]()
         comptime most = (1 << 31) - 1
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.
@@ -50,6 +49,17 @@ def strided[
                 _by[finish, width, dealt=True](y, x, other, rows, queue)
             else:
                 _by[finish, 1](y, x, other, rows, queue)
+
+
+def column_width[S: RowSource, T: RowTarget]() -> Int:
+    """Returns how many columns are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8 than
+    for 16 bits, as 16 accumulators would be more registers than there are.
+    """
+    return VECTOR_BYTES // (
+        size_of[S.elements]() if S.in_memory else max(
+            2, size_of[T.Column.stored]()
+        )
+    )
 
 
 def _by[

@@ -127,7 +127,9 @@ def fallback_kernel[
         ] if finish == Finish.PAIR else larger[accum]
         comptime if S.in_memory:
             for i in range(start, length, step):
-                pair.m = largest(pair.m, source.load[1](i).cast[accum]())
+                pair.m = largest(
+                    pair.m, source.logits(source.load[1](i)).cast[accum]()
+                )
         else:
             # Computed once more they may cost more than the exponentials here.
             for i in range(start, length, step):
@@ -143,7 +145,7 @@ def fallback_kernel[
         comptime if S.in_memory:
             var unit = Unit(m)
             for i in range(start, length, step):
-                d.add(unit.exp(source.load[1](i).cast[accum]()))
+                d.add(unit.exp(source.logits(source.load[1](i)).cast[accum]()))
         else:
             d = pair.collapse(m)
         pair = MaxSum[accum, 1](
@@ -176,7 +178,7 @@ def fallback_kernel[
         for i in range(start, end, step):
             var logit = SIMD[accum, 1](neg_inf[accum]())
             if not S.is_causal or i < length:
-                logit = source.load[1](i).cast[accum]()
+                logit = source.logits(source.load[1](i)).cast[accum]()
             var value: SIMD[accum, 1]
             comptime if finish == Finish.LOGARITHMS:
                 value = logarithms.probability(logit)

@@ -7,6 +7,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..ops.finish import Finish
 from ..ops.formed import FormedSource
 from ..ops.forms import AXIS, Class, Forms
+from ..ops.scaled_columns import ScaledSource
 from ..kernels import Kernels
 from ..io.less_target import LessTarget
 from ..io.logits import Logits
@@ -82,15 +83,7 @@ struct Gpu(Kernels):
             IntoMemory(), y, {rows.outer, rows.n, rows.inner}, scale
         )
         comptime if not contiguous:
-            # Those that read memory keep logits as they are, and are as accurate; here they are widened.
-            strided[finish](
-                target,
-                FormedSource[dtype, contiguous=False, forms_are=Class.ANY](
-                    x, Forms[dtype].of_nothing(rows)
-                ),
-                rows,
-                queue,
-            )
+            strided[finish](target, MemorySource(x), rows, queue)
         else:
             var source = MemorySource(x)
             comptime if dtype != DType.float64:
@@ -262,10 +255,27 @@ struct Gpu(Kernels):
         comptime Formed[are: Class] = FormedSource[
             dtype, contiguous=contiguous, forms_are=are
         ]
+        var are = forms.are()
         comptime if not contiguous:
+            comptime if dtype != DType.float64 and (
+                known.may_be(Class.SCALED) or known.may_be(Class.CUT)
+            ):
+                if are == Class.SCALED or (
+                    are == Class.CUT and not forms.causal
+                ):
+                    strided[finish](
+                        target,
+                        ScaledSource(
+                            FormedSource[
+                                dtype, contiguous=False, forms_are=Class.ANY
+                            ](x, forms.scaled())
+                        ),
+                        rows,
+                        queue,
+                    )
+                    return
             strided[finish](target, Formed[Class.ANY](x, forms), rows, queue)
         else:
-            var are = forms.are()
             comptime if dtype != DType.float64:
                 comptime for scaled in [Class.SCALED, Class.CUT, Class.HIDDEN]:
                     comptime if known.may_be(scaled):

@@ -93,7 +93,7 @@ def resident_strided_kernel[
     comptime Raw = SIMD[loaded, width]
     comptime Vector = SIMD[DType.float32, width]
     comptime Kept = Slots[kept_dtype[S.elements](), COLUMN_THREADS, width]
-    comptime exact = is_exact[S]()
+    comptime exact = is_exact[S, T, finish]()
     comptime Unit = Scale[exact, width]
     # What is needed again is kept in place of the logits, where there is room for it.
     comptime exponentials = finish == Finish.PROBABILITIES
@@ -181,8 +181,31 @@ def resident_strided_kernel[
                     slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
     var m = Vector(0)
     comptime if not gradient:
-        m = maxima.reduce[True](thread, largest.cast[compared]())
-    var scale = Unit(m)
+        comptime if S.Column.scaled:
+            m = maxima.reduce[True](thread, source.logits(largest))
+        else:
+            m = maxima.reduce[True](thread, largest.cast[compared]())
+
+    @inline(.always)
+    def scale_of(m: Vector) {imm} -> Unit:
+        """Returns the scale of maxima; a factor of elements is best in its slope.
+        """
+        var scale = Unit(m)
+        comptime if S.Column.scaled and not exact:
+            scale.slope *= source.columns[0].factor()
+        return scale
+
+    @inline(.always)
+    def exponentials_of[
+        dtype: DType
+    ](scale: Unit, kept: SIMD[dtype, width]) {imm} -> Vector:
+        """Returns the exponentials of what a register or a slot holds."""
+        comptime if S.Column.scaled and exact:
+            return scale.exp(source.logits(rebind[SIMD[loaded, width]](kept)))
+        else:
+            return scale.exp(kept.cast[F]())
+
+    var scale = scale_of(m)
 
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
     var sum = Sum[DType.float32, width]()
@@ -196,7 +219,7 @@ def resident_strided_kernel[
             else:
                 comptime if loaded != F:
                     raw[j] = again(raw[j])
-                var e = scale.exp(raw[j].cast[F]())
+                var e = exponentials_of(scale, raw[j])
                 comptime if in_registers:
                     raw[j] = e.cast[loaded]()
                 terms += e
@@ -211,11 +234,14 @@ def resident_strided_kernel[
             wait_after(largest_lane(seen))
         for i in range(vectors, last):
             var slot = inputs * (i - vectors)
-            var kept = slots.take(slot).cast[F]()
+            var kept = slots.take(slot)
             comptime if gradient:
-                add[exact](sum, G.term(kept, slots.take(slot + 1).cast[F]()))
+                add[exact](
+                    sum,
+                    G.term(kept.cast[F](), slots.take(slot + 1).cast[F]()),
+                )
             else:
-                var e = scale.exp(kept)
+                var e = exponentials_of(scale, kept)
                 comptime if in_slots:
                     slots.keep(slot, e.cast[Kept.dtype]())
                 add[exact](sum, e)
@@ -229,7 +255,7 @@ def resident_strided_kernel[
     comptime if S.has_sink:
         var logits = none
         if part.is_there:
-            logits = part.sinks(x).cast[DType.float32]()
+            logits = part.sinks(x)
         pair = pair.joined[exact](logits)
     comptime if finish == Finish.PAIR:
         if part.leads() and cluster.rank == 0:
@@ -238,12 +264,13 @@ def resident_strided_kernel[
 
     # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
     comptime rescaled = clustered or S.has_sink
+    comptime lowered = exact and rescaled and in_registers
     var rest = Vector(1)
     comptime if rescaled:
         var of_row = Unit(pair.m)
         comptime if not in_registers:
             # What is computed anew can as well be in that unit.
-            scale = of_row
+            scale = scale_of(pair.m)
         else:
             comptime if exact:
                 rest = scale.over_lowered(of_row)
@@ -251,7 +278,7 @@ def resident_strided_kernel[
                 rest = scale.over(of_row)
             # In a part of nothing but -inf, all is 0.
             rest = m.eq(none).select(Vector(0), rest)
-    var factor = end[finish, exact, exact and rescaled](pair, x.is_masked())
+    var factor = end[finish, exact, lowered](pair, x.is_masked())
     var shared = G(pair.d)
     var secret = zero
     comptime if not gradient:
@@ -267,15 +294,15 @@ def resident_strided_kernel[
         comptime if gradient:
             result = shared.of(kept.cast[F](), theirs.cast[F]())
         elif finish == Finish.LOGARITHMS:
-            result = (kept.cast[DType.float32]() - pair.m) - factor
+            result = (kept.cast[F]() - pair.m) - factor
         else:
             var e: Vector
             comptime if exponential:
                 e = kept.cast[DType.float32]()
             elif S.in_memory:
-                e = scale.exp(anew(kept, secret).cast[DType.float32]())
+                e = exponentials_of(scale, anew(kept, secret))
             else:
-                e = scale.exp(kept.cast[DType.float32]())
+                e = exponentials_of(scale, kept)
             # One factor after the other: both together may be too small for a normal number.
             result = e * rest * factor
         return result

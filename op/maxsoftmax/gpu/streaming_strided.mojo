@@ -23,13 +23,13 @@ from ..math.exponential import Scale
 from ..math.gradient import Gradient
 from ..ops.finish import Finish
 from ..io.memory import MemorySource
-from ..io.source import RowSource
+from ..io.source import RowSource, SourceColumn
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source
 from .hardware.cluster import Pair
-from .partition.deal import COLUMN_THREADS, Deal
+from .partition.deal import COLUMN_THREADS, Deal, Sources
 from .partition.row import again
 from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
@@ -113,13 +113,14 @@ struct Running[summed: Finish, exact: Bool, width: Int](
 
     @inline(.always)
     def add[
-        dtype: DType, //
+        Column: SourceColumn, lanes: Int, dealt: Bool, //
     ](
         mut self,
-        raw: Array[SIMD[dtype, Self.width], UNROLL],
-        others: Array[SIMD[dtype, Self.width], UNROLL],
+        source: Sources[Column, lanes, Self.width, dealt],
+        raw: Array[SIMD[Column.loaded, Self.width], UNROLL],
+        others: Array[SIMD[Column.loaded, Self.width], UNROLL],
     ):
-        """Adds some positions, of both inputs of a gradient."""
+        """Adds some positions of `source`, of both inputs of a gradient."""
         comptime if Self.of_gradient:
             comptime G = Gradient[
                 Self.summed == Finish.GRADIENT_OF_LOGARITHMS, Self.exact
@@ -136,7 +137,7 @@ struct Running[summed: Finish, exact: Bool, width: Int](
         var largest = raw[0]
         comptime for j in range(1, UNROLL):
             largest = maximum(largest, raw[j])
-        var larger = maximum(self.m, largest.cast[DType.float32]())
+        var larger = maximum(self.m, source.logits(largest))
         # After the first few vectors hardly ever.
         if not larger.eq(self.m).reduce_and():
             var raised = Self.S(larger)
@@ -146,9 +147,9 @@ struct Running[summed: Finish, exact: Bool, width: Int](
             )
             self.m = larger
             self.scale = raised
-        var terms = self.scale.exp(raw[0].cast[DType.float32]())
+        var terms = self.scale.exp(source.logits(raw[0]))
         comptime for j in range(1, UNROLL):
-            terms += self.scale.exp(raw[j].cast[DType.float32]())
+            terms += self.scale.exp(source.logits(raw[j]))
         add[Self.exact](self.d, terms)
 
     @inline(.always)
@@ -222,7 +223,12 @@ struct Running[summed: Finish, exact: Bool, width: Int](
     `nvvm.minctasm`=SIMDLength(min_blocks[S](summed, width, writes=False)),
 )
 def streaming_units_kernel[
-    S: RowSource, summed: Finish, lanes: Int, width: Int, dealt: Bool
+    S: RowSource,
+    summed: Finish,
+    exact: Bool,
+    lanes: Int,
+    width: Int,
+    dealt: Bool,
 ](
     sums: Floats,
     x: S,
@@ -239,6 +245,7 @@ def streaming_units_kernel[
     Parameters:
         S: Where logits come from, or results whose logits' gradient is wanted: of 4 bytes or 2.
         summed: As of `Running`.
+        exact: The same.
         lanes: Vectors of columns that a block takes, a power of two.
         width: Columns a vector.
         dealt: As of `StridedPart`, of elements in memory.
@@ -271,7 +278,7 @@ def streaming_units_kernel[
     comptime if S.is_causal:
         part = part.before(source.length(Int(n)))
     pdl_wait()
-    var running = Running[summed, is_exact[S](), width]()
+    var running = Running[summed, exact, width]()
     var i = 0
     while part.has(i):
         var raw = Array[Raw, UNROLL](fill=filler)
@@ -287,7 +294,7 @@ def streaming_units_kernel[
                         raw[j] = source.load(i + j, left, raw[j])
                     comptime if gradient:
                         others[j] = upstream.load(i + j, left, others[j])
-        running.add(raw, others)
+        running.add(source, raw, others)
         i += UNROLL
     running.leave[lanes, dealt](
         Units(sums, Int(units), Int(tiles), lanes * width),
@@ -326,7 +333,7 @@ def streaming_results_kernel[
     - `tiles`: Blocks that a span is shared by.
     - `share`: Positions a span.
     """
-    comptime exact = is_exact[S]()
+    comptime exact = is_exact[S, T, finish]()
     comptime gradient = finish.is_gradient()
     comptime at_once = dealt and not gradient
     comptime F = DType.float32
@@ -355,7 +362,7 @@ def streaming_results_kernel[
         if not part.is_there:
             return
     comptime if S.has_sink:
-        pair = pair.joined[exact](part.sinks(x).cast[F]())
+        pair = pair.joined[exact](part.sinks(x))
     comptime if finish == Finish.PAIR:
         if span == 0 and part.leads():
             part.write[exact](y.pairs[F](), pair)
@@ -392,9 +399,9 @@ def streaming_results_kernel[
                         again(raw[j]).cast[F](), again(others[j]).cast[F]()
                     )
                 elif finish == Finish.LOGARITHMS:
-                    result = (raw[j].cast[F]() - pair.m) - factor
+                    result = (source.logits(raw[j]) - pair.m) - factor
                 else:
-                    result = scale.exp(raw[j].cast[F]()) * factor
+                    result = scale.exp(source.logits(raw[j])) * factor
                 target.store(i, result, part.left(i))
 
 
@@ -456,7 +463,8 @@ def streaming_strided[
     var memory = queue.scratch[DType.float32](
         numbers * units * tiles * lanes * width
     )
-    queue.launch[streaming_units_kernel[S, summed, lanes, width, dealt]](
+    comptime exact = is_exact[S, T, finish]()
+    queue.launch[streaming_units_kernel[S, summed, exact, lanes, width, dealt]](
         memory.pointer,
         x,
         other,

@@ -5,10 +5,10 @@ pointer is.
 """
 
 from std.builtin.device_passable import DeviceTypeEncoder
-from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from std.sys import size_of
 
 from .rounding import rounded
-from .rows import Positions, Source, Target
+from .rows import Positions, Source, Target, unseen
 from .source import RowSource, SourceColumn, SourceLine
 from .target import RowTarget, TargetColumn, TargetLine
 
@@ -237,9 +237,4 @@ struct MemoryTargetColumn[dtype: DType](TargetColumn):
     @inline(.always)
     def forget(mut self):
         """Hides from the compiler that distances are what they were."""
-        comptime if is_nvidia_gpu():
-            self.step = Int(
-                inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
-                    Int64(self.step)
-                )
-            )
+        self.step = unseen(self.step)

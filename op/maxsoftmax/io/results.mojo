@@ -8,7 +8,7 @@ from extensibility.managed_tensor_slice import OutputFusion
 from .target import RowTarget, TargetColumn, TargetLine
 from .logits import piece_width, unravel
 from .rounding import rounded
-from .rows import Positions, Target, VECTOR_BYTES
+from .rows import Positions, Target, unseen, VECTOR_BYTES
 
 
 @fieldwise_init
@@ -96,7 +96,11 @@ struct Results[
     def column(self, at: Positions) -> Self.Column:
         """Returns the places of some elements of a row, and of its neighbours along the last axis.
         """
-        return {self.row(at.outer, at.inner), at.first, at.step}
+        var row = self.row(at.outer, at.inner)
+        comptime if Self.fused:
+            return {row, at.first, at.step}
+        else:
+            return {row.onwards(at.first), 0, at.step * row.step}
 
     @inline(.always)
     def pairs[accum: DType](self) -> Target[accum]:
@@ -253,15 +257,39 @@ struct ResultsColumn[
     var row: ResultRow[
         Self.Fusion, Self.dtype, Self.rank, Self.axis, Self.fused
     ]
-    """The row."""
+    """The row, in memory from the first element on."""
     var first: Int
-    """The first element."""
+    """The first element, where fused."""
     var step: Int
-    """From one to the next."""
+    """From one to the next, in memory in its elements."""
 
     @inline(.always)
     def store[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows."""
-        self.row.store[alignment=Int(width)](self.first + i * self.step, values)
+        comptime if Self.fused:
+            self.row.store[alignment=Int(width)](
+                self.first + i * self.step, values
+            )
+        else:
+            comptime bytes = Int(width) * size_of[Self.dtype]()
+            self.address(i).unsafe_store[alignment=min(VECTOR_BYTES, bytes)](
+                0, self.results(values)
+            )
+
+    @inline(.always)
+    def results(self, values: SIMD[_, _]) -> SIMD[Self.stored, values.length]:
+        """Returns values as they are written."""
+        return rounded[Self.dtype](values, self.row.scale)
+
+    @inline(.always)
+    def address(self, i: Int) -> Target[Self.stored]:
+        """Returns where in memory element `i` of the first row goes."""
+        return self.row.memory.unsafe_offset(i * self.step)
+
+    @inline(.always)
+    def forget(mut self):
+        """Hides from the compiler that distances are what they were."""
+        comptime if not Self.fused:
+            self.step = unseen(self.step)

@@ -1,5 +1,6 @@
 """A tensor as its softmax sees it: `outer` × `n` × `inner`."""
 
+from std.sys import inlined_assembly, is_nvidia_gpu
 from std.utils import IndexList
 
 comptime VECTOR_BYTES = 16
@@ -108,6 +109,20 @@ comptime Source[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
 
 comptime Target[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
 """Where a kernel writes to."""
+
+
+@inline(.always)
+def unseen(i: Int) -> Int:
+    """Returns `i` so that the compiler does not see that it is: it would keep an address for each value of each vector.
+    """
+    comptime if is_nvidia_gpu():
+        return Int(
+            inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
+                Int64(i)
+            )
+        )
+    else:
+        return i
 
 
 @inline(.always)

@@ -2,6 +2,7 @@
 
 from std.builtin.device_passable import DeviceTypeEncoder
 
+from ..math.online import accumulator
 from .rows import Positions
 from .source import RowSource
 
@@ -45,12 +46,14 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
     @inline(.always)
     def sink[
         width: Int
-    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
+    ](self, outer: Int, inner: Int) -> SIMD[
+        accumulator[Self.Column.loaded](), width
+    ]:
         """Returns the additional logits of `width` neighbouring rows."""
         return (
             self.sinks.column({outer, inner, 0, 1, 1, 1})
             .load[width](0)
-            .cast[Self.Column.loaded]()
+            .cast[accumulator[Self.Column.loaded]()]()
         )
 
     @inline(.always)

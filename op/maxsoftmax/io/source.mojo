@@ -24,6 +24,27 @@ trait SourceColumn(TrivialRegisterPassable):
         """Returns element `i` of `width` neighbouring rows."""
         ...
 
+    comptime scaled: Bool = False
+    """Whether logits are elements times `factor`."""
+
+    @inline(.always)
+    def factor(self) -> Float32:
+        """Returns what elements are multiplied by, positive and finite, where they are `scaled`.
+        """
+        return 1
+
+    @inline(.always)
+    def logits[
+        width: SIMDLength, //
+    ](self, elements: SIMD[Self.loaded, width]) -> SIMD[
+        accumulator[Self.loaded](), width
+    ]:
+        """Returns the logits of what `load` returned."""
+        var z = elements.cast[accumulator[Self.loaded]()]()
+        comptime if Self.scaled:
+            z *= self.factor().cast[accumulator[Self.loaded]()]()
+        return z
+
     @inline(.always)
     def length(self, n: Int) -> Int:
         """Returns how many elements of the whole rows take part, of `n`: from there on, all are -inf.
@@ -154,10 +175,13 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
     @inline(.always)
     def sink[
         width: Int
-    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
+    ](self, outer: Int, inner: Int) -> SIMD[
+        accumulator[Self.Column.loaded](), width
+    ]:
         """Returns the additional logits of `width` neighbouring rows, the first of them as for `column`.
         """
-        return SIMD[Self.Column.loaded, width](neg_inf[Self.Column.loaded]())
+        comptime accum = accumulator[Self.Column.loaded]()
+        return SIMD[accum, width](neg_inf[accum]())
 
     def in_vectors[width: Int](self) -> Bool:
         """Returns whether `width` neighbours can be had at a time, given that `inner` is a multiple of it.

@@ -3,6 +3,7 @@
 from std.builtin.device_passable import DevicePassable
 from std.sys import size_of
 
+from .rounding import rounded
 from .rows import Positions, Target
 
 
@@ -18,6 +19,11 @@ trait TargetColumn(TrivialRegisterPassable):
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes element `i` of `width` neighbouring rows, rounded."""
         ...
+
+    @inline(.always)
+    def results(self, values: SIMD[_, _]) -> SIMD[Self.stored, values.length]:
+        """Returns values as they are written."""
+        return rounded[Self.stored](values)
 
     @inline(.always)
     def address(self, i: Int) -> Target[Self.stored]:

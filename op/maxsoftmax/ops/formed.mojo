@@ -10,7 +10,7 @@ from std.utils.numerics import neg_inf
 
 from .forms import AXIS, Class, Forms, Kind, Operand, RANK
 from ..io.logits import unravel
-from ..io.rows import Positions, Source
+from ..io.rows import Positions, Source, unseen
 from ..io.source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
 
@@ -101,7 +101,14 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
         """Returns some elements of a row and its neighbours."""
         var first = self._at(at.outer, at.inner)
         first[AXIS] = at.first
-        return {self.x, self.forms, first, at.step}
+        return {
+            self.x.unsafe_offset(at.offset()),
+            at.stride * at.step,
+            self.forms.length(first),
+            _Across(self.forms.scale, first, at.step, 1),
+            _Across(self.forms.mask, first, at.step, 0),
+            _Across(self.forms.temperature, first, at.step, 1),
+        }
 
     @inline(.always)
     def is_masked(self) -> Bool:
@@ -111,11 +118,15 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     @inline(.always)
     def sink[
         width: Int
-    ](self, outer: Int, inner: Int) -> SIMD[Self.Column.loaded, width]:
+    ](self, outer: Int, inner: Int) -> SIMD[
+        accumulator[Self.Column.loaded](), width
+    ]:
         """Returns the sinks of `width` neighbouring rows."""
         if self.forms.sink.kind == Kind.NOTHING:
-            return neg_inf[Self.Column.loaded]()
-        return self.forms.sinks[width, RANK - 1](self._at(outer, inner))
+            return neg_inf[accumulator[Self.Column.loaded]()]()
+        return rebind[SIMD[accumulator[Self.Column.loaded](), width]](
+            self.forms.sinks[width, RANK - 1](self._at(outer, inner))
+        )
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:
@@ -373,6 +384,71 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
 
 
 @fieldwise_init
+struct _Across[dtype: DType](TrivialRegisterPassable):
+    """An operand beside some elements of a row along another axis than the last, and beside its neighbours.
+
+    Parameters:
+        dtype: Dtype of the logits.
+    """
+
+    comptime accum = accumulator[Self.dtype]()
+
+    var kind: Kind
+    """What it is."""
+    var number: Scalar[Self.accum]
+    """The number, if it is one."""
+    var address: Source[DType.uint8]
+    """Where its element beside the first is."""
+    var step: Int
+    """From one to the next, in its elements."""
+    var across: Int
+    """From one neighbour to the next."""
+
+    @inline(.always)
+    def __init__(
+        out self,
+        operand: Operand[Self.dtype],
+        at: IndexList[RANK],
+        step: Int,
+        nothing: Scalar[Self.accum],
+    ):
+        """An operand beside every `step`-th element from the one at `at` on; `nothing`, if there is none.
+        """
+        self.kind = operand.kind
+        self.number = operand.number_or(nothing)
+        self.address = operand.address
+        self.step = operand.strides[AXIS] * step
+        self.across = operand.strides[RANK - 1]
+        if not operand.is_known():
+            self.address = self.address.unsafe_offset(
+                operand.place(at) * self.kind.bytes[Self.dtype]()
+            )
+
+    @inline(.always)
+    def elements[of: DType, width: Int](self, i: Int) -> SIMD[of, width]:
+        """Returns what is beside element `i` of `width` neighbours."""
+        var first = self.address.unsafe_bitcast[Scalar[of]]().unsafe_offset(
+            unseen(i) * self.step
+        )
+        var across = unseen(self.across)
+        var values = SIMD[of, width]()
+        comptime for j in range(width):
+            values[j] = first[unsafe_offset=j * across]
+        return values
+
+    @inline(.always)
+    def values[width: Int](self, i: Int) -> SIMD[Self.accum, width]:
+        """Returns what is beside element `i` of `width` neighbours, of floats, or the number.
+        """
+        if self.kind == Kind.NUMBER or self.kind == Kind.NOTHING:
+            return SIMD[Self.accum, width](self.number)
+        comptime if Self.dtype != Self.accum:
+            if self.kind == Kind.NARROW:
+                return self.elements[Self.dtype, width](i).cast[Self.accum]()
+        return self.elements[Self.accum, width](i)
+
+
+@fieldwise_init
 struct FormedColumn[dtype: DType](SourceColumn):
     """Elements of a row of `FormedSource`, at equal distances.
 
@@ -383,23 +459,40 @@ struct FormedColumn[dtype: DType](SourceColumn):
     comptime loaded = accumulator[Self.dtype]()
 
     var x: Source[Self.dtype]
-    """Where the tensor is."""
-    var forms: Forms[Self.dtype]
-    """What is made of it."""
-    var at: IndexList[RANK]
-    """Where the first element is."""
+    """Where the first is."""
     var step: Int
     """From one to the next."""
+    var end: Int
+    """How many elements of the whole row take part."""
+    var scale: _Across[Self.dtype]
+    """What they are multiplied by."""
+    var mask: _Across[Self.dtype]
+    """What is then added to them."""
+    var temperature: _Across[Self.dtype]
+    """What they are then divided by."""
 
     @inline(.always)
     def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
         """Returns element `i` of `width` neighbouring rows, which is aligned.
         """
-        var at = self.at
-        at[AXIS] += i * self.step
-        return self.forms.logits[width, width](self.x, at)
+        comptime bytes = width * size_of[Self.dtype]()
+        var z = self.x.unsafe_load[width=width, alignment=bytes](
+            i * self.step
+        ).cast[Self.loaded]()
+        z *= self.scale.values[width](i)
+        if self.mask.kind != Kind.BOOL:
+            z += self.mask.values[width](i)
+        if self.temperature.kind != Kind.NOTHING:
+            z /= self.temperature.values[width](i)
+        if self.mask.kind == Kind.BOOL:
+            z = (
+                self.mask.elements[DType.uint8, width](i)
+                .ne(0)
+                .select(z, type_of(z)(neg_inf[Self.loaded]()))
+            )
+        return z
 
     @inline(.always)
     def length(self, n: Int) -> Int:
         """Returns how many elements of the whole row take part."""
-        return self.forms.length(self.at)
+        return self.end

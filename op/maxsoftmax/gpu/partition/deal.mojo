@@ -7,11 +7,10 @@ elements in the same order, and are added up in the same order, and so a column'
 """
 
 from std.bit import log2_ceil
-from std.sys import inlined_assembly, is_nvidia_gpu
 from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE
 
-from ...io.rounding import rounded
+from ...io.rows import unseen
 from ...io.source import SourceColumn
 from ...io.target import TargetColumn
 from ..hardware.slots import Slots
@@ -177,7 +176,7 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
         """
         comptime if Self.dealt:
             var values = others
-            var at = _unseen(i)
+            var at = unseen(i)
             comptime for c in range(Self.D.columns):
                 var first = self.columns[c].address(at)
                 comptime for p in range(Self.D.chains):
@@ -203,6 +202,13 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
             slots.keep(slot, self.load(i))
         else:
             slots.fetch(slot, self.columns[0].address(i))
+
+    @inline(.always)
+    def logits(
+        self, elements: SIMD[Self.Column.loaded, Self.width]
+    ) -> SIMD[DType.float32, Self.width]:
+        """Returns the logits of what `load` returned."""
+        return self.columns[0].logits(elements).cast[DType.float32]()
 
     @inline(.always)
     def length(self, n: Int) -> Int:
@@ -234,8 +240,8 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         """Writes vector `i`, rounded, of dealt values those of fewer chains than `limit`.
         """
         comptime if Self.dealt:
-            var results = rounded[Self.Column.stored](values)
-            var at = _unseen(i)
+            var results = self.columns[0].results(values)
+            var at = unseen(i)
             comptime for c in range(Self.D.columns):
                 var first = self.columns[c].address(at)
                 comptime for p in range(Self.D.chains):
@@ -253,17 +259,3 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
             var column = self.columns[c]
             column.forget()
             self.columns[c] = column
-
-
-@inline(.always)
-def _unseen(i: Int) -> Int:
-    """Returns `i` so that the compiler does not see that it is: it would keep an address for each value of each vector.
-    """
-    comptime if is_nvidia_gpu():
-        return Int(
-            inlined_assembly["mov.b64 $0, $1;", Int64, constraints="=l,l"](
-                Int64(i)
-            )
-        )
-    else:
-        return i

@@ -13,6 +13,7 @@ from std.utils.static_tuple import StaticTuple
 from max.gpu import WARP_SIZE, thread_idx
 from max.gpu.sync import barrier
 
+from ...ops.finish import Finish
 from ...io.rows import Positions, Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
@@ -143,12 +144,18 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         return {columns, self.stride}
 
     @inline(.always)
-    def sinks[
-        S: RowSource, //
-    ](self, x: S) -> SIMD[S.Column.loaded, Self.width]:
-        """Returns the additional logits of its columns, which are computed."""
-        comptime assert not Self.dealt
-        return x.sink[Self.width](self.outer[0], self.inner[0])
+    def sinks[S: RowSource, //](self, x: S) -> SIMD[DType.float32, Self.width]:
+        """Returns the additional logits of its columns."""
+        comptime F = DType.float32
+        comptime if Self.dealt:
+            var logits = SIMD[F, Self.width]()
+            comptime for c in range(Self.D.columns):
+                var logit = x.sink[1](self.outer[c], self.inner[c]).cast[F]()
+                comptime for p in range(Self.D.chains):
+                    logits[c * Self.D.chains + p] = logit[0]
+            return logits
+        else:
+            return x.sink[Self.width](self.outer[0], self.inner[0]).cast[F]()
 
     @inline(.always)
     def write[
@@ -372,8 +379,9 @@ def combine_columns[
         return a + b
 
 
-def is_exact[S: RowSource]() -> Bool:
-    """Returns whether exponentials are of the accuracy of float32, for use at compile time: where results are not of 16
-    bits, or sinks may be.
+def is_exact[S: RowSource, T: RowTarget, finish: Finish]() -> Bool:
+    """Returns whether exponentials are of the accuracy of float32, for use at compile time: where logits or results are not of 16 bits, or
+    sinks may be beside logits that are computed.
     """
-    return size_of[S.elements]() > 2 or S.has_sink
+    comptime wide = finish != Finish.PAIR and size_of[T.Column.stored]() > 2
+    return size_of[S.elements]() > 2 or wide or (S.has_sink and not S.in_memory)
