@@ -7,7 +7,15 @@ from std.utils import IndexList
 from maxsoftmax.io.rows import Positions, Source
 from maxsoftmax.math.online import accumulator
 from maxsoftmax.ops.formed import FormedSource
-from maxsoftmax.ops.forms import AXIS, Class, Forms, Kind, Operand, RANK
+from maxsoftmax.ops.forms import (
+    AXIS,
+    Class,
+    Forms,
+    Kind,
+    Operand,
+    place_of,
+    RANK,
+)
 from maxsoftmax.ops.scaled_columns import ScaledSource
 
 comptime SHAPE = IndexList[RANK](1, 2, 3, 5, 7, 8)
@@ -62,6 +70,15 @@ struct Columns[dtype: DType]:
         return result
 
     @staticmethod
+    def one_by_one(
+        forms: Forms[Self.dtype], x: Numbers[Self.dtype], at: IndexList[RANK]
+    ) -> Scalar[accumulator[Self.dtype]()]:
+        """Returns the logit of the element at a place."""
+        return forms.made[1, RANK - 1](
+            x.all[place_of(at, SHAPE)].cast[accumulator[Self.dtype]()](), at
+        )[0]
+
+    @staticmethod
     def check() raises:
         comptime accum = accumulator[Self.dtype]()
         comptime columns = FormedSource[
@@ -111,13 +128,11 @@ struct Columns[dtype: DType]:
                 var logits = found.load[WIDTH](i)
                 for j in range(WIDTH):
                     index[5] = at.inner + j
-                    assert_equal(
-                        logits[j], forms.logits[1, 1](x.source(), index)[0]
-                    )
+                    assert_equal(logits[j], Self.one_by_one(forms, x, index))
                 index[5] = at.inner
 
             forms.scale = Self.operand(Kind.NUMBER, places[0])
-            var scaled = ScaledSource(columns(x.source(), forms)).column(at)
+            var scaled = ScaledSource(x.source(), forms).column(at)
             for i in range(3):
                 index[AXIS] = 1 + 2 * i
                 var elements = scaled.load[WIDTH](i)
@@ -128,7 +143,7 @@ struct Columns[dtype: DType]:
                     forms.temperature.kind = Kind.NOTHING
                     assert_equal(
                         scaled.logits(elements)[j],
-                        forms.logits[1, 1](x.source(), index)[0],
+                        Self.one_by_one(forms, x, index),
                     )
                 index[5] = at.inner
         _ = x^

@@ -24,7 +24,9 @@ def computed[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
     """
-    comptime width = vector_width[S, T]()
+    comptime width = vector_width[
+        S.Line.elements, S.Line.in_memory, T.Line.stored
+    ]()
     comptime if S.Line.in_memory:
         # By nothing but the length, as a row's bits are not to depend on its address.
         if rows.n % width == 0 or rows.n >= 32 * width:

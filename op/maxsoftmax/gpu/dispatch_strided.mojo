@@ -8,6 +8,7 @@ from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from .fallback import fallback
+from .partition.row import vector_width
 from .resident_strided import resident_strided, resident_room
 from .streaming_strided import streaming_strided
 from .tuning import Tuned
@@ -32,7 +33,9 @@ def strided[
         # Not worth kernels of its own.
         fallback[finish](y, x, rows, queue, other)
     else:
-        comptime width = column_width[S, T]()
+        comptime width = vector_width[
+            S.elements, S.in_memory, T.Column.stored
+        ]()
         comptime most = (1 << 31) - 1
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.
@@ -49,17 +52,6 @@ def strided[
                 _by[finish, width, dealt=True](y, x, other, rows, queue)
             else:
                 _by[finish, 1](y, x, other, rows, queue)
-
-
-def column_width[S: RowSource, T: RowTarget]() -> Int:
-    """Returns how many columns are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8 than
-    for 16 bits, as 16 accumulators would be more registers than there are.
-    """
-    return VECTOR_BYTES // (
-        size_of[S.elements]() if S.in_memory else max(
-            2, size_of[T.Column.stored]()
-        )
-    )
 
 
 def _by[

@@ -265,11 +265,7 @@ struct Gpu(Kernels):
                 ):
                     strided[finish](
                         target,
-                        ScaledSource(
-                            FormedSource[
-                                dtype, contiguous=False, forms_are=Class.ANY
-                            ](x, forms.scaled())
-                        ),
+                        ScaledSource(x, forms.scaled()),
                         rows,
                         queue,
                     )

@@ -148,7 +148,9 @@ def streaming_computed[
         )
 
     comptime if S.elements != DType.float64:
-        comptime width = vector_width[S, T]()
+        comptime width = vector_width[
+            S.Line.elements, S.Line.in_memory, T.Line.stored
+        ]()
         if whole_vectors[width](y, x, rows):
             launch[width]()
         else:

@@ -333,29 +333,6 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         return Class.MASKED
 
     @inline(.always)
-    def logits[
-        width: Int, alignment: Int
-    ](self, x: Source[Self.dtype], at: IndexList[RANK]) -> SIMD[
-        accumulator[Self.dtype](), width
-    ]:
-        """Returns what is made of neighbours along the last dimension.
-
-        Parameters:
-            width: How many.
-            alignment: Of how many elements the place of the first is surely a multiple.
-
-        Args:
-            x: Where the tensor is.
-            at: Where in it the first is.
-        """
-        return self.made[width, RANK - 1](
-            x.unsafe_load[
-                width=width, alignment=alignment * size_of[Self.dtype]()
-            ](place_of(at, self.shape)).cast[accumulator[Self.dtype]()](),
-            at,
-        )
-
-    @inline(.always)
     def made[
         width: Int, last: Int
     ](

@@ -6,7 +6,7 @@ from std.builtin.device_passable import DeviceTypeEncoder
 
 from .formed import FormedSource
 from .forms import Class, Forms
-from ..io.memory import MemorySourceColumn, MemorySourceLine
+from ..io.memory import MemorySource, MemorySourceColumn, MemorySourceLine
 from ..io.rows import Positions, Source
 from ..io.source import RowSource, SourceColumn
 from ..math.online import accumulator
@@ -27,29 +27,28 @@ struct ScaledSource[dtype: DType](RowSource):
     comptime Line = MemorySourceLine[Self.dtype]
     comptime Column = ScaledColumn[Self.dtype]
 
-    var formed: FormedSource[Self.dtype, contiguous=False, forms_are=Class.ANY]
-    """The tensor, and what is made of it."""
+    var x: Source[Self.dtype]
+    """Where the tensor is."""
+    var forms: Forms[Self.dtype]
+    """The number, as a scale, and the sinks."""
 
     @inline(.always)
     def line(self, row: Int, n: Int) -> Self.Line:
         """Is not called: rows are not along the last axis."""
-        return {self.formed.x}
+        return MemorySource(self.x).line(row, n)
 
     @inline(.always)
     def column(self, at: Positions) -> Self.Column:
         """Returns some elements of a row and its neighbours."""
         return {
-            {
-                self.formed.x.unsafe_offset(at.offset()),
-                at.stride * at.step,
-            },
-            self.formed.forms.scale.number.cast[DType.float32](),
+            MemorySource(self.x).column(at),
+            self.forms.scale.number.cast[DType.float32](),
         }
 
     @inline(.always)
     def is_masked(self) -> Bool:
         """Returns whether a row of nothing but -inf gives 0, not NaN."""
-        return self.formed.is_masked()
+        return self.forms.masked
 
     @inline(.always)
     def sink[
@@ -59,13 +58,15 @@ struct ScaledSource[dtype: DType](RowSource):
     ]:
         """Returns the sinks of `width` neighbouring rows."""
         return rebind[SIMD[accumulator[Self.Column.loaded](), width]](
-            self.formed.sink[width](outer, inner)
+            FormedSource[Self.dtype, contiguous=False, forms_are=Class.ANY](
+                self.x, self.forms
+            ).sink[width](outer, inner)
         )
 
     @inline(.always)
     def in_vectors[width: Int](self) -> Bool:
         """Returns whether the first vector is aligned."""
-        return self.formed.in_vectors[width]()
+        return MemorySource(self.x).in_vectors[width]()
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]

@@ -400,14 +400,16 @@ def anew[
         )
 
 
-def vector_width[S: RowSource, T: RowTarget]() -> Int:
-    """Returns how many elements are best taken at a time: what has 16 bytes in memory, or as results, which are no more for float8
-    than for 16 bits, as 16 accumulators would be more registers than there are.
+def vector_width[elements: DType, in_memory: Bool, stored: DType]() -> Int:
+    """Returns how many elements are best taken at a time, or elements of neighbouring rows along another axis than the last: what has 16 bytes in memory,
+    or as results, which are no more for float8 than for 16 bits, as 16 accumulators would be more registers than there are.
+
+    - `elements`: Dtype of the logits.
+    - `in_memory`: Whether they lie in memory.
+    - `stored`: Dtype of the results.
     """
     return VECTOR_BYTES // (
-        size_of[S.Line.elements]() if S.Line.in_memory else max(
-            2, size_of[T.Line.stored]()
-        )
+        size_of[elements]() if in_memory else max(2, size_of[stored]())
     )
 
 
