@@ -111,7 +111,7 @@ def resident_fits[
         comptime lines = Tuned.units(wide)
         comptime for i in range(len(lines)):
             comptime line = lines[i]
-            if line.above < rows.n <= line.up_to and whole:
+            if line.above < rows.n <= line.up_to and line.lengths.are(whole):
                 _units[finish, line](y, x, rows, queue)
                 return True
     comptime for i in range(len(table)):

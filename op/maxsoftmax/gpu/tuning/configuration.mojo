@@ -168,7 +168,6 @@ struct Team(TrivialRegisterPassable):
         return min(ceildiv(length, min(self.best, room)), PORTABLE_BLOCKS)
 
 
-@fieldwise_init
 struct Units(TrivialRegisterPassable):
     """How long rows in memory are held by the warps of a cluster, a unit of the row by each.
     """
@@ -185,6 +184,27 @@ struct Units(TrivialRegisterPassable):
     """Rows up to which their exponentials, of 16-bit logits, are packed; 0, if they are found again in the row's scale."""
     var blocks: Int
     """Blocks of a cluster."""
+    var lengths: Lengths
+    """Of which rows."""
+
+    def __init__(
+        out self,
+        above: Int,
+        up_to: Int,
+        rounds: Int,
+        max_threads: Int,
+        packed_up_to: Int,
+        blocks: Int,
+        lengths: Lengths = Lengths.WHOLE,
+    ):
+        """Rows of whole vectors, unless it says others."""
+        self.above = above
+        self.up_to = up_to
+        self.rounds = rounds
+        self.max_threads = max_threads
+        self.packed_up_to = packed_up_to
+        self.blocks = blocks
+        self.lengths = lengths
 
 
 def slots() -> Int:

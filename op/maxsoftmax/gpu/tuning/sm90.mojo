@@ -1,7 +1,7 @@
 """NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
 
 from ..hardware.cluster import PORTABLE_BLOCKS, most_blocks
-from .configuration import HAS_ROOM, Strip, Team, Units
+from .configuration import HAS_ROOM, Lengths, Strip, Team, Units
 from .tuning import Generic, Tuning, most_vectors
 
 
@@ -26,27 +26,65 @@ struct Sm90(Tuning):
     def units(wide: Bool) -> List[Units]:
         # µs by units in clusters of 16 (of 8), of 1, 16, 64 and 256 rows, in one process on an H200. Blocks have four warps, or a multiple: with others
         # some of an SM's schedulers have more to do, and what lies between these lines is left to clusters of blocks. So are rows of 201088 logits of 16
-        # bits: by 7 vectors a lane 3.6 (5.3), 9.0 (9.1), 18.8 (19.4), but 62.8 (58.3).
+        # bits: by 7 vectors a lane 3.6 (5.3), 9.0 (9.1), 18.8 (19.4), but 62.8 (58.3). Where it says H100, it was one of these, and µs are by units (by
+        # blocks, in clusters or not), of 1, 32, 256 and 8192 rows.
+        comptime few = PORTABLE_BLOCKS
+        comptime ANY = Lengths.ANY
         if wide:
             return [
-                # 65536 columns: 2.9 (2.9), 5.4 (5.4), 10.9 (11.3), 34.8 (35.2)
-                Units(57344, 65536, 16, 512, 0, most_blocks()),
-                # 128256 columns: 3.4 (4.1), 8.2 (8.6), 19.2 (20.8), 65.9 (68.4); 8 rows 6.0 (5.7)
-                Units(90112, 131072, 16, 512, 0, most_blocks()),
-                # 151936 columns: 3.7 (4.6), 9.2 (10.2), 22.4 (24.0), 77.0 (80.1); 8 rows 6.6 (6.3)
-                Units(131072, 155648, 19, 512, 0, most_blocks()),
+                # H100, 12288 columns: 1.9 (3.7), 2.5 (4.0), 6.3 (8.1), 265 (271); 8200 columns, 512 rows: 9.8 (8.8)
+                Units(10239, 12288, 4, 1024, 0, few // 2),
+                # H100, 16384 columns: 1.8 (3.5), 2.5 (4.2), 8.6 (10.0), 353 (360); 16385 columns, 256 rows: 11.2 (10.1)
+                Units(12288, 16384, 4, 1024, 0, few),
+                # H100, 20480 columns: 2.0 (4.0), 2.9 (4.8), 14.4 (14.8), 443 (451)
+                Units(16384, 24576, 6, 768, 0, few),
+                # H100, 32000 columns: 2.2 (4.0), 3.7 (5.9), 23.1 (26.0), 695 (702); 32001: 2.5 (4.1), 4.4 (5.9), 25.5 (26.5), 692 (706)
+                Units(24576, 32768, 8, 768, 0, few, ANY),
+                # H100, 40001 columns: 2.6 (3.9), 5.0 (6.4), 30.8 (31.5), 873 (882)
+                Units(32768, 40960, 10, 768, 0, few, ANY),
+                # H100, 45001 columns: 2.8 (3.7), 5.4 (6.4), 34.5 (35.8), 975 (987)
+                Units(40960, 49152, 12, 640, 0, few, ANY),
+                # H100, 50304 columns: 2.6 (3.8), 4.9 (6.7), 36.1 (38.9), 1091 (1102); 50257: 2.9 (3.9), 7.2 (6.8), 39.4 (39.4), 1092 (1103)
+                Units(49152, 53248, 13, 512, 0, few, ANY),
+                # 65536 columns: 2.9 (2.9), 5.4 (5.4), 10.9 (11.3), 34.8 (35.2). H100, 57344: 2.8 (3.9), 6.6 (7.2), 41.0 (43.6), 1231 (1256);
+                # 57001: 3.3 (3.9), 8.4 (7.5), 45.2 (43.5), 1240 (1253)
+                Units(53248, 65536, 16, 512, 0, most_blocks()),
+                # H100, 70000 columns: 2.8 (3.9), 6.4 (8.1), 49.2 (52.3), 1521 (1536); 80001: 3.0 (4.1), 8.1 (10.5), 58.9 (59.5), 1739 (1756)
+                Units(65536, 81920, 10, 768, 0, most_blocks(), ANY),
+                # H100, 90001 columns: 3.1 (4.5), 8.2 (11.8), 66.3 (66.3), 1960 (1979)
+                Units(81920, 90112, 12, 640, 0, most_blocks(), ANY),
+                # 128256 columns: 3.4 (4.1), 8.2 (8.6), 19.2 (20.8), 65.9 (68.4); 8 rows 6.0 (5.7). H100, 114689 columns, 256 rows: 86.7 (84.2)
+                Units(90112, 122880, 16, 512, 0, most_blocks()),
+                # H100, 128257 columns: 3.7 (5.8), 12.4 (17.2), 94.3 (94.3), 2808 (2837)
+                Units(122880, 131072, 16, 512, 0, most_blocks(), ANY),
+                # 151936 columns: 3.7 (4.6), 9.2 (10.2), 22.4 (24.0), 77.0 (80.1); 8 rows 6.6 (6.3). H100, 151937: 4.1 (6.5), 14.6 (21.7), 110 (113),
+                # 3336 (3369)
+                Units(131072, 155648, 19, 512, 0, most_blocks(), ANY),
+                # H100, 160000 columns: 4.3 (6.0), 14.7 (18.6), 111 (116), 3435 (3505); 170000 by 12 vectors a lane, 256 rows: 131 (124)
+                Units(155648, 163840, 10, 768, 0, most_blocks()),
                 # 201088 columns, in turn with clusters of blocks: 4.7 (7.2), 11.8 (16.2), 34.6 (37.7), 117.3 (117.2); 1024 rows 446 (431)
                 Units(186368, 212992, 13, 512, 0, most_blocks()),
-                # 262144 columns: 5.4 (6.7), 14.4 (17.8), 41.0 (44.0), 140.6 (146.8)
-                Units(229376, 262144, 16, 512, 0, most_blocks()),
+                # 262144 columns: 5.4 (6.7), 14.4 (17.8), 41.0 (44.0), 140.6 (146.8). H100, 220000: 5.0 (8.1), 25.0 (29.7), 154 (162), 4761 (4859)
+                Units(212992, 262144, 16, 512, 0, most_blocks()),
                 # 262208 columns, Gemma 3's: 5.4 (7.1), 14.2 (18.3), 40.4 (45.2), 139.3 (151.4)
                 Units(262144, 311296, 19, 512, 0, most_blocks()),
             ]
         return [
-            # 65536 columns of bfloat16: 2.5 (2.4), 3.7 (3.7), 7.8 (7.3), 23.5 (19.2)
-            Units(57344, 65536, 8, 768, 96, PORTABLE_BLOCKS),
+            # H100, 20480 columns of bfloat16: 2.1 (3.6), 2.5 (3.8), 6.6 (6.8), 224 (226); 16384 columns, 512 rows: 10.0 (8.3). Of a length that is no
+            # multiple of 16 bytes, 50257 columns, 64 rows: 8.7 (6.2)
+            Units(16384, 24576, 4, 1024, 64, few // 2),
+            # H100, 32000 columns: 1.9 (3.7), 2.8 (4.2), 9.5 (9.4), 348 (351)
+            Units(24576, 32768, 4, 1024, 64, few),
+            # H100, 40960 columns: 2.1 (3.4), 3.2 (4.4), 14.5 (15.7), 444 (446)
+            Units(32768, 49152, 6, 768, 64, few),
+            # H100, 50304 columns: 2.2 (4.0), 3.5 (5.1), 18.0 (20.9), 547 (549)
+            Units(49152, 57344, 7, 768, 64, few),
+            # 65536 columns: 2.5 (2.4), 3.7 (3.7), 7.8 (7.3), 23.5 (19.2)
+            Units(57344, 65536, 8, 768, 96, few),
+            # H100, 80000 columns: 2.4 (3.8), 4.5 (5.6), 30.0 (31.3), 863 (871)
+            Units(65536, 98304, 6, 768, 64, most_blocks()),
             # 128256 columns: 2.7 (3.2), 5.5 (5.7), 11.1 (12.3), 34.2 (35.5)
-            Units(90112, 131072, 8, 768, 64, most_blocks()),
+            Units(98304, 131072, 8, 768, 64, most_blocks()),
             # 151936 columns: 3.0 (3.7), 6.2 (6.8), 13.6 (14.4), 41.8 (42.7)
             Units(131072, 163840, 10, 768, 0, most_blocks()),
             # 262144 columns: 3.8 (4.9), 9.5 (11.9), 21.2 (24.4), 71.5 (74.3)

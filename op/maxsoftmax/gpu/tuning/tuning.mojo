@@ -72,7 +72,7 @@ trait Tuning:
 
     @staticmethod
     def units(wide: Bool) -> List[Units]:
-        """Long rows in memory of a length that is a multiple of 16 bytes, by the warp: looked at before `resident`.
+        """Long rows in memory, by the warp: looked at before `resident`.
 
         Args:
             wide: Whether elements have 4 bytes, not 2.
