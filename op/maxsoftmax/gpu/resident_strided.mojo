@@ -22,9 +22,9 @@ from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
 from ..io.memory import MemorySource
-from ..io.rows import Rows, Source
+from ..io.rows import Rows, Source, VECTOR_BYTES
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
-from .partition.deal import COLUMN_THREADS
+from .partition.deal import COLUMN_THREADS, Targets
 from .partition.strided import (
     is_exact,
     Scratch,
@@ -34,6 +34,7 @@ from .partition.strided import (
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, wait_after
+from .hardware.tree_reduction import Shared
 from .hardware.team import greater, largest_lane, maximum, total
 from .resident import add, end, kept_dtype
 from .hardware.warp_reduction import lanes_reduce
@@ -309,36 +310,57 @@ def resident_strided_kernel[
 
     var target = part.target(y)
     target.forget()
-    comptime for j in range(held):
-        var i = j if j < vectors else last
-        if part.has(i):
-            comptime if gradient and (loaded != F or log):
-                # Widened, or with their exponentials, they would be kept in twice the registers.
-                raw[j] = anew(raw[j], secret)
-                others[j] = anew(others[j], secret)
-            target.store(
-                i, finished[in_registers](raw[j], others[j]), part.left(i)
-            )
-    comptime if slotted:
-        for i in range(vectors, last):
-            if copied or part.has(i):
-                var slot = inputs * (i - vectors)
-                target.store(
-                    i,
-                    finished[in_slots](
-                        slots.take(slot), slots.take(slot + inputs - 1)
-                    ),
-                )
-        comptime if S.is_causal:
-            # Of what takes no part.
-            for i in range(last, part.rounds()):
+    comptime To = Targets[T.Column, lanes, width, dealt]
+    # A warp's slot that has been taken is room for results on their way.
+    comptime in_slot = slotted and To.in_pieces and loaded == To.stored
+    var room = Shared[Scalar[To.stored]](unsafe_from_address=VECTOR_BYTES)
+    comptime if in_slot:
+        room = slots.of_warp(0).unsafe_bitcast[Scalar[To.stored]]()
+    elif slotted:
+        target.one_by_one()
+    elif To.in_pieces:
+        room = To.own_room()
+    comptime for of_slots in [in_slot, not in_slot]:
+        comptime if not of_slots:
+            comptime for j in range(held):
+                var i = j if j < vectors else last
                 if part.has(i):
+                    comptime if gradient and (loaded != F or log):
+                        # Widened, or with their exponentials, they would be kept in twice the registers.
+                        raw[j] = anew(raw[j], secret)
+                        others[j] = anew(others[j], secret)
                     target.store(
                         i,
-                        finished[exponentials](
-                            Vector(0) if exponentials else none, none
-                        ),
+                        finished[in_registers](raw[j], others[j]),
+                        part.left(i),
+                        room,
                     )
+        elif slotted:
+            for i in range(vectors, last):
+                if copied or part.has(i):
+                    var slot = inputs * (i - vectors)
+                    comptime if in_slot:
+                        room = slots.of_warp(slot).unsafe_bitcast[
+                            Scalar[To.stored]
+                        ]()
+                    target.store(
+                        i,
+                        finished[in_slots](
+                            slots.take(slot), slots.take(slot + inputs - 1)
+                        ),
+                        room=room,
+                    )
+    comptime if slotted and S.is_causal:
+        # Of what takes no part.
+        for i in range(last, part.rounds()):
+            if part.has(i):
+                target.store(
+                    i,
+                    finished[exponentials](
+                        Vector(0) if exponentials else none, none
+                    ),
+                    room=room,
+                )
 
 
 def resident_strided[
@@ -369,6 +391,9 @@ def resident_strided[
         bytes = (
             max(0, rounds - t.vectors) * _slot_bytes[S](width) * finish.inputs()
         )
+        comptime if dealt:
+            # Of the registers' results, too, some are on their way.
+            bytes = max(bytes, _slot_bytes[S](width))
     var cluster: Optional[Dim] = None
     comptime if t.is_cluster():
         cluster = Dim(blocks, 1, 1)

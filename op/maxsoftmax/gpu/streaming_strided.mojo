@@ -27,13 +27,14 @@ from ..io.source import RowSource, SourceColumn
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source
+from ..io.rows import Rows, Source, VECTOR_BYTES
 from .hardware.cluster import Pair
-from .partition.deal import COLUMN_THREADS, Deal, Sources
+from .partition.deal import COLUMN_THREADS, Deal, Sources, Targets
 from .partition.row import again
 from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
+from .hardware.tree_reduction import Shared
 from .resident import add, end
 from .tuning import Tuned
 
@@ -374,6 +375,10 @@ def streaming_results_kernel[
         factor = end[finish, exact](pair, x.is_masked())
 
     var target = part.target(y)
+    comptime To = Targets[T.Column, lanes, width, dealt]
+    var room = Shared[Scalar[To.stored]](unsafe_from_address=VECTOR_BYTES)
+    comptime if To.in_pieces:
+        room = To.own_room()
     var read = part
     comptime if S.is_causal:
         read = part.before(source.length(Int(n)))
@@ -402,7 +407,7 @@ def streaming_results_kernel[
                     result = (source.logits(raw[j]) - pair.m) - factor
                 else:
                     result = scale.exp(source.logits(raw[j])) * factor
-                target.store(i, result, part.left(i))
+                target.store(i, result, part.left(i), room)
 
 
 def min_blocks[
@@ -411,9 +416,9 @@ def min_blocks[
     """Returns how many blocks a multiprocessor is to hold."""
     if finish.is_gradient():
         return Tuned.strip_readers
-    return Tuned.strip_blocks(
-        size_of[S.elements]() > 2, S.in_memory, width, writes
-    )
+    comptime size = size_of[S.elements]()
+    var blocks = Tuned.strip_blocks(size > 2, S.in_memory, width, writes)
+    return ceildiv(blocks, 2) if width * size > VECTOR_BYTES else blocks
 
 
 def unit_length(n: Int) -> Int:
