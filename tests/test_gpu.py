@@ -207,7 +207,7 @@ def test_smoothed_losses_are_those_of_float64_of_masked_rows_too(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [65, 1023, 1025, 50_257])
+@pytest.mark.parametrize("n", [65, 1023, 1025, 2048, 50_257, 50_264])
 def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dtype):
     torch = pytest.importorskip("torch")
     import maxsoftmax
@@ -215,7 +215,19 @@ def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dty
     generator = torch.Generator("cuda").manual_seed(n)
     x = torch.randn(32, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     mask = torch.rand(n, device="cuda", generator=generator) < 0.7
-    for options in ({"scale": 0.3}, {"scale": 0.3, "sink": 0.7}, {"scale": 0.3, "mask": mask}):
+    bias = torch.randn(n, device="cuda", generator=generator).to(x.dtype)
+    expected = (x.double() * 0.3 + bias.double()).softmax(1)
+    near = {"rtol": 4e-6 if dtype == "float32" else 2**-7, "atol": 1e-7}
+    torch.testing.assert_close(maxsoftmax.softmax(x, axis=1, scale=0.3, mask=bias).double(), expected, **near)
+    # Where x or the mask is between two multiples of 16 bytes, other kernels read them.
+    moved = {"scale": 0.3, "mask": at(bias[None], 1)[0]}
+    assert maxsoftmax.softmax(x, axis=1, **moved).equal(maxsoftmax.softmax(x, axis=1, scale=0.3, mask=bias))
+    for options in (
+        {"scale": 0.3},
+        {"scale": 0.3, "sink": 0.7},
+        {"scale": 0.3, "mask": mask},
+        {"scale": 0.3, "mask": bias},
+    ):
         y = maxsoftmax.softmax(x, axis=1, **options)
         for row in range(32):
             alone = maxsoftmax.softmax(at(x[row : row + 1], row % 8), axis=1, **options)
@@ -271,7 +283,12 @@ def test_other_dtypes_have_the_same_bits_in_every_batch_and_at_every_address(dty
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax"])
 @pytest.mark.parametrize(
-    "n", [57_352, 65_536, 100_352, 128_256, 151_936, 155_648, 200_064, 201_088, 256_000, 262_144, 262_208]
+    "n",
+    [
+        *[10_240, 12_288, 16_384, 16_392, 24_576, 32_000, 32_001, 36_864, 40_959, 49_152, 50_257, 50_304],
+        *[57_352, 65_536, 80_001, 90_112, 98_304, 100_352, 128_256, 128_257, 151_936, 151_937, 155_648, 163_840],
+        *[200_064, 201_088, 220_000, 256_000, 262_144, 262_208],
+    ],
 )
 def test_units_of_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
     torch = pytest.importorskip("torch")

@@ -284,16 +284,19 @@ struct Gpu(Kernels):
                             ):
                                 return
                 comptime if known.may_be(Class.MASKED):
-                    if are == Class.MASKED:
-                        var source = Formed[Class.MASKED](x, forms)
-                        comptime if dtype == DType.float32:
-                            if resident_fits[finish](
-                                target, source, rows, queue
-                            ):
+                    comptime for masked in [Class.BIASED, Class.MASKED]:
+                        if are == Class.MASKED and (
+                            masked == Class.MASKED or forms.are_biased(x)
+                        ):
+                            var source = Formed[masked](x, forms)
+                            comptime if dtype == DType.float32:
+                                if resident_fits[finish](
+                                    target, source, rows, queue
+                                ):
+                                    return
+                            else:
+                                computed[finish](target, source, rows, queue)
                                 return
-                        else:
-                            computed[finish](target, source, rows, queue)
-                            return
             streaming_computed[finish](
                 target, Formed[Class.ANY](x, forms), rows, queue
             )

@@ -329,21 +329,33 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         comptime nothing = SIMD[Self.accum, width](neg_inf[Self.accum]())
         var z = elements.cast[Self.accum]()
         z *= self.scale.values[lanes, unit](i)
-        if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
-            var mask = self.mask.values[lanes, unit](i)
-            comptime if unit:
-                z = mask.fma(type_of(z)(self.temperature.number), z)
-            else:
-                z += mask
-        comptime if not unit:
-            if self.temperature.kind != Kind.NOTHING:
-                z /= self.temperature.values[lanes, unit](i)
-        if self.mask.kind == Kind.BOOL:
-            z = (
-                self.mask.elements[DType.uint8, lanes, unit](i)
-                .ne(0)
-                .select(z, nothing)
+        comptime if Self.forms_are == Class.BIASED:
+            var bias = self.mask.address.unsafe_bitcast[
+                Scalar[Self.dtype]
+            ]().unsafe_load[
+                width=lanes, alignment=lanes * size_of[Self.dtype]()
+            ](
+                i
             )
+            z = bias.cast[Self.accum]().fma(
+                type_of(z)(self.temperature.number), z
+            )
+        else:
+            if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
+                var mask = self.mask.values[lanes, unit](i)
+                comptime if unit:
+                    z = mask.fma(type_of(z)(self.temperature.number), z)
+                else:
+                    z += mask
+            comptime if not unit:
+                if self.temperature.kind != Kind.NOTHING:
+                    z /= self.temperature.values[lanes, unit](i)
+            if self.mask.kind == Kind.BOOL:
+                z = (
+                    self.mask.elements[DType.uint8, lanes, unit](i)
+                    .ne(0)
+                    .select(z, nothing)
+                )
         return self.limited(i, z)
 
     @inline(.always)

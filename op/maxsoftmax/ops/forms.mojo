@@ -5,7 +5,7 @@ from std.utils import IndexList
 from std.utils.numerics import inf, neg_inf
 
 from ..math.online import accumulator
-from ..io.rows import Rows, Source
+from ..io.rows import Rows, Source, VECTOR_BYTES
 
 comptime RANK = 6
 """Dimensions of the tensor: four, the last of them the queries', the axis of the softmax, and what is after it."""
@@ -201,6 +201,8 @@ struct Class(Equatable, TrivialRegisterPassable):
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
+    comptime BIASED = Self(5)
+    """The same, of a mask of the dtype of the logits that can be had by the vector wherever they can; see `are_biased`."""
     comptime ANY = Self(2)
     """Anything."""
 
@@ -331,6 +333,25 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
                 var alone = self.sink.kind == Kind.NOTHING
                 return Class.SCALED if alone and not self.causal else Class.CUT
         return Class.MASKED
+
+    def are_biased(self, x: Source[Self.dtype]) -> Bool:
+        """Returns whether forms that are `MASKED` are `BIASED`.
+
+        - `x`: Where the logits are.
+        """
+        comptime size = size_of[Self.dtype]()
+        comptime width = VECTOR_BYTES // size
+        var places = Int(x) | Int(self.mask.address)
+        var distances = self.shape[AXIS]
+        comptime for i in range(AXIS):
+            distances |= self.mask.strides[i]
+        return (
+            self.mask.strides[AXIS] == 1
+            and self.mask.kind != Kind.BOOL
+            and self.mask.kind.bytes[Self.dtype]() == size
+            and places % VECTOR_BYTES == 0
+            and distances % width == 0
+        )
 
     @inline(.always)
     def made[
