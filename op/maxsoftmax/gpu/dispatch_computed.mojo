@@ -13,7 +13,8 @@ from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
 from .hardware.cluster import PORTABLE_BLOCKS
-from .resident import kept_dtype, resident
+from .hardware.slots import kept_dtype
+from .resident import resident
 from .partition.row import vector_width, whole_vectors
 from .streaming_computed import streaming_computed
 from .tuning import ONE_BY_ONE, Team, Tuned

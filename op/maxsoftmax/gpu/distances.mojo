@@ -9,7 +9,7 @@ from .hardware.team import team_reduce, total
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
 from .partition.granules import turned
-from .resident import write_pair
+from .partition.pair import write_pair
 from .streaming_operations import Exponentials, LANES, Sums
 from .tuning import Tuned
 

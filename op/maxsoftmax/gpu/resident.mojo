@@ -22,26 +22,21 @@ from max.gpu import (
 from max.gpu.host import Dim
 
 from ..math.gradient import Gradient
-from ..math.exponential import Scale, logarithm, quick_exp
+from ..math.exponential import Scale, quick_exp
 from ..ops.finish import Finish
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere
+from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from .hardware.cluster import Cluster, Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
 from .partition.handover import Handover
+from .partition.pair import add, end, write_pair
 from .partition.row import LINE_BYTES, Part, again, anew, product
-from .hardware.slots import Slots, wait_after
+from .hardware.slots import Slots, kept_dtype, wait_after
 from .hardware.team import greater, largest_lane, maximum, team_reduce, total
 from .tuning import Team, Tuned
-
-
-def kept_dtype[elements: DType]() -> DType:
-    """Returns what is kept in shared memory: of logits of 16 bits themselves, of others float32, in the end exponentials.
-    """
-    return elements if size_of[elements]() == 2 else DType.float32
 
 
 @__llvm_metadata(
@@ -455,25 +450,6 @@ def in_unit[
         return sum
 
 
-@inline(.always)
-def write_pair[
-    width: SIMDLength, //, exact: Bool
-](y: Target[DType.float32], row: Int, pair: Pair[width]):
-    """Writes the pairs of `width` rows.
-
-    Parameters:
-        exact: Of the scale that the sums are in.
-
-    - `y`: Where those of row 0 are.
-    - `row`: The first of the rows.
-    """
-    var to = y.unsafe_offset(2 * row)
-    var d = pair.relative[exact]()
-    comptime for i in range(Int(width)):
-        to[unsafe_offset=2 * i] = pair.m[i]
-        to[unsafe_offset=2 * i + 1] = d[i]
-
-
 def resident[
     S: RowSource,
     T: RowTarget,
@@ -529,46 +505,3 @@ def resident[
         cluster_dim=cluster,
         attributes=pdl_attributes(),
     )
-
-
-@inline(.always)
-def end[
-    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
-](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
-    """Returns what exponentials of rows are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
-    logits less their maxima for logarithms, ln d.
-
-    Parameters:
-        width: How many rows.
-        finish: Which of them.
-        exact: Of the scale that d is in.
-        lowered: Whether the exponentials are in the lowered unit.
-
-    Args:
-        pair: The pairs of whole rows. Where one is masked and there is nothing but -inf, its maximum becomes 0.
-        masked: Whether that gives 0, or the logarithm -inf, and not NaN.
-    """
-    comptime Vector = SIMD[DType.float32, width]
-    var factor: Vector
-    comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
-    else:
-        factor = pair.reciprocal[lowered]()
-    if masked:
-        # All exponentials are as good as 0, and nothing is left of them.
-        var nothing = pair.m.eq(neg_inf[DType.float32]())
-        factor = nothing.select(Vector(0), factor)
-        pair.m = nothing.select(Vector(0), pair.m)
-    return factor
-
-
-@inline(.always)
-def add[
-    width: SIMDLength, //, exact: Bool
-](mut sum: Sum[DType.float32, width], terms: SIMD[DType.float32, width]):
-    """Adds to a sum, with its compensation only where results are of more than 16 bits.
-    """
-    comptime if exact:
-        sum.add_of_few(terms)
-    else:
-        sum.value += terms

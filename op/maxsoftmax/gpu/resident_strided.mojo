@@ -33,10 +33,10 @@ from .partition.strided import (
 )
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
-from .hardware.slots import Slots, wait_after
+from .hardware.slots import Slots, kept_dtype, wait_after
 from .hardware.tree_reduction import Shared
 from .hardware.team import greater, largest_lane, maximum, total
-from .resident import add, end, kept_dtype
+from .partition.pair import add, end
 from .hardware.warp_reduction import lanes_reduce
 from .tuning import HAS_ROOM, Strip
 

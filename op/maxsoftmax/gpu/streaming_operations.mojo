@@ -21,7 +21,7 @@ from .hardware.team import (
     team_reduce,
     total,
 )
-from .resident import add, write_pair
+from .partition.pair import add, write_pair
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
 from .tuning import Stream, Tuned

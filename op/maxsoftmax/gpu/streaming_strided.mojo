@@ -35,7 +35,7 @@ from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
 from .hardware.tree_reduction import Shared
-from .resident import add, end
+from .partition.pair import add, end
 from .tuning import Tuned
 
 comptime UNROLL = Tuned.strip_unroll

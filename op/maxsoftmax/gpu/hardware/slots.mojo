@@ -104,3 +104,9 @@ def wait_after(maximum: Scalar):
             NoneType,
             constraints="r,~{memory}",
         ](bitcast[DType.uint32](maximum.cast[DType.float32]()))
+
+
+def kept_dtype[elements: DType]() -> DType:
+    """Returns what is kept in shared memory: of logits of 16 bits themselves, of others float32, in the end exponentials.
+    """
+    return elements if size_of[elements]() == 2 else DType.float32

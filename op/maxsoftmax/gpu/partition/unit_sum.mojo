@@ -8,7 +8,7 @@ from ...math.online import Sum
 from ..hardware.packed import Packed
 from ..hardware.team import largest_lane, largest_of_lanes, maximum, total
 from ..hardware.warp_reduction import lanes_reduce
-from ..resident import add
+from .pair import add
 from .granules import caught_up, turned
 from .row import again
 from .unit import Unit
