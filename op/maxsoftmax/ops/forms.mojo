@@ -202,7 +202,7 @@ struct Class(Equatable, TrivialRegisterPassable):
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
     comptime BIASED = Self(5)
-    """The same, of a mask of the dtype of the logits that can be had by the vector wherever they can; see `are_biased`."""
+    """The same, of logits of 16 bits and a mask of their dtype that can be had by the vector wherever they can; see `are_biased`."""
     comptime ANY = Self(2)
     """Anything."""
 
