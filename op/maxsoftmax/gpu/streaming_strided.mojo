@@ -418,7 +418,9 @@ def min_blocks[
         return Tuned.strip_readers
     comptime size = size_of[S.elements]()
     var blocks = Tuned.strip_blocks(size > 2, S.in_memory, width, writes)
-    return ceildiv(blocks, 2) if width * size > VECTOR_BYTES else blocks
+    # Of memory, wider vectors than can be read at a time are two.
+    var are_two = S.in_memory and width * size > VECTOR_BYTES
+    return ceildiv(blocks, 2) if are_two else blocks
 
 
 def unit_length(n: Int) -> Int:
