@@ -22,7 +22,7 @@ from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
 from ..io.memory import MemorySource
-from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
 from .partition.deal import COLUMN_THREADS, Targets
 from .partition.strided import (
@@ -311,15 +311,13 @@ def resident_strided_kernel[
     var target = part.target(y)
     target.forget()
     comptime To = Targets[T.Column, lanes, width, dealt]
+    comptime Room = Shared[Scalar[To.stored]]
     # A warp's slot that has been taken is room for results on their way.
     comptime in_slot = slotted and To.in_pieces and loaded == To.stored
-    var room = Shared[Scalar[To.stored]](unsafe_from_address=VECTOR_BYTES)
     comptime if in_slot:
-        room = slots.of_warp(0).unsafe_bitcast[Scalar[To.stored]]()
-    elif slotted:
-        target.one_by_one()
-    elif To.in_pieces:
-        room = To.own_room()
+        target.through(rebind[Room](slots.of_warp(0)))
+    elif not slotted:
+        target.through_own_room()
     comptime for of_slots in [in_slot, not in_slot]:
         comptime if not of_slots:
             comptime for j in range(held):
@@ -333,22 +331,18 @@ def resident_strided_kernel[
                         i,
                         finished[in_registers](raw[j], others[j]),
                         part.left(i),
-                        room,
                     )
         elif slotted:
             for i in range(vectors, last):
                 if copied or part.has(i):
                     var slot = inputs * (i - vectors)
                     comptime if in_slot:
-                        room = slots.of_warp(slot).unsafe_bitcast[
-                            Scalar[To.stored]
-                        ]()
+                        target.room = rebind[Room](slots.of_warp(slot))
                     target.store(
                         i,
                         finished[in_slots](
                             slots.take(slot), slots.take(slot + inputs - 1)
                         ),
-                        room=room,
                     )
     comptime if slotted and S.is_causal:
         # Of what takes no part.
@@ -359,7 +353,6 @@ def resident_strided_kernel[
                     finished[exponentials](
                         Vector(0) if exponentials else none, none
                     ),
-                    room=room,
                 )
 
 

@@ -29,12 +29,11 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES
 from .hardware.cluster import Pair
-from .partition.deal import COLUMN_THREADS, Deal, Sources, Targets
+from .partition.deal import COLUMN_THREADS, Deal, Sources
 from .partition.row import again
 from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
-from .hardware.tree_reduction import Shared
 from .partition.pair import add, end
 from .tuning import Tuned
 
@@ -375,10 +374,7 @@ def streaming_results_kernel[
         factor = end[finish, exact](pair, x.is_masked())
 
     var target = part.target(y)
-    comptime To = Targets[T.Column, lanes, width, dealt]
-    var room = Shared[Scalar[To.stored]](unsafe_from_address=VECTOR_BYTES)
-    comptime if To.in_pieces:
-        room = To.own_room()
+    target.through_own_room()
     var read = part
     comptime if S.is_causal:
         read = part.before(source.length(Int(n)))
@@ -407,7 +403,7 @@ def streaming_results_kernel[
                     result = (source.logits(raw[j]) - pair.m) - factor
                 else:
                     result = scale.exp(source.logits(raw[j])) * factor
-                target.store(i, result, part.left(i), room)
+                target.store(i, result, part.left(i))
 
 
 def min_blocks[

@@ -248,7 +248,6 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         and size_of[Self.stored]() == 4
         and Self.lanes < WARP_SIZE
         and Self.D.of_warp >= 64
-        and COLUMN_THREADS // Self.lanes % Self.whole == 0
     )
     """Whether pieces are written in whole vectors, where a warp's columns lie side by side. Of shorter ones, and of 16 bits, that is slower:
     64×500×4095 of bfloat16 took 331 µs instead of 306, and by more lanes 4096×16×513 of float32 103 instead of 92 (H100)."""
@@ -258,7 +257,9 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
     var stride: Int
     """Elements from one position to the next."""
     var before: Int32
-    """Elements from a multiple of 16 bytes to the warp's first piece, the same for all vectors; -1, if its columns do not lie side by side."""
+    """Elements from a multiple of 16 bytes to the warp's first piece, the same for all vectors; -1, if all is written by the element."""
+    var room: Shared[Scalar[Self.stored]]
+    """Shared memory for as many values as a warp has, if it writes pieces."""
 
     @inline(.always)
     def __init__(
@@ -266,58 +267,54 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         columns: StaticTuple[Self.Column, Self.D.columns],
         stride: Int,
     ):
-        """Where a thread writes, of a warp of which all threads call this."""
+        """Where a thread writes, of dealt values by the element."""
         self.columns = columns
         self.stride = stride
         self.before = -1
+        self.room = {unsafe_from_address = VECTOR_BYTES}
+
+    @inline(.always)
+    def through(mut self, room: Shared[Scalar[Self.stored]]):
+        """Has pieces written through shared memory, if the warp's columns lie side by side. All threads of a warp call this, if
+        `in_pieces`, or none.
+
+        - `room`: Room for as many values as a warp has.
+        """
+        comptime size = size_of[Self.stored]()
+        var lane = Int(thread_idx.x) % WARP_SIZE
+        var first = UInt64(Int(self.columns[0].address(0)) - lane * size)
+        var apart = first != warp.shuffle_idx(first, 0)
+        comptime for c in range(1, Self.D.columns):
+            var place = Int(self.columns[c].address(0)) - lane * size
+            apart |= UInt64(place - c * WARP_SIZE * size) != first
+        if warp.vote[DType.uint32](apart) == 0:
+            self.before = Int32(first // UInt64(size) % UInt64(Self.whole))
+        self.room = room
+
+    @inline(.always)
+    def through_own_room(mut self):
+        """Has pieces written through static shared memory of their own."""
         comptime if Self.in_pieces:
-            comptime size = size_of[Self.stored]()
-            var lane = Int(thread_idx.x) % WARP_SIZE
-            var first = UInt64(Int(columns[0].address(0)) - lane * size)
-            var apart = first != warp.shuffle_idx(first, 0)
-            comptime for c in range(1, Self.D.columns):
-                var place = Int(columns[c].address(0)) - lane * size
-                apart |= UInt64(place - c * WARP_SIZE * size) != first
-            if warp.vote[DType.uint32](apart) == 0:
-                self.before = Int32(first // UInt64(size) % UInt64(Self.whole))
-
-    @inline(.always)
-    def one_by_one(mut self):
-        """Has all be written by the element, where there is no room."""
-        self.before = -1
-
-    @staticmethod
-    @inline(.always)
-    def own_room() -> Shared[Scalar[Self.stored]]:
-        """Returns static shared memory of a warp for what it puts down."""
-        return unsafe_stack_allocation[
-            COLUMN_THREADS * Self.width,
-            Scalar[Self.stored],
-            alignment=VECTOR_BYTES,
-            address_space=AddressSpace.SHARED,
-        ]().unsafe_offset(Int(thread_idx.x) // WARP_SIZE * Self.values)
+            self.through(
+                unsafe_stack_allocation[
+                    COLUMN_THREADS * Self.width,
+                    Scalar[Self.stored],
+                    alignment=VECTOR_BYTES,
+                    address_space=AddressSpace.SHARED,
+                ]().unsafe_offset(Int(thread_idx.x) // WARP_SIZE * Self.values)
+            )
 
     @inline(.always)
     def store[
         accum: DType, //
-    ](
-        self,
-        i: Int,
-        values: SIMD[accum, Self.width],
-        limit: Int32 = Int32.MAX,
-        room: Shared[Scalar[Self.stored]] = {
-            unsafe_from_address = VECTOR_BYTES
-        },
-    ):
-        """Writes vector `i`, rounded, of dealt values those of fewer chains than `limit`.
-
-        - `room`: Shared memory for as many values as a warp has, if `in_pieces`; then all of a warp call this, or none.
+    ](self, i: Int, values: SIMD[accum, Self.width], limit: Int32 = Int32.MAX):
+        """Writes vector `i`, rounded, of dealt values those of fewer chains than `limit`. All of a warp that writes pieces call this, or none.
         """
         comptime if Self.dealt:
             var results = self.columns[0].results(values)
             comptime if Self.in_pieces:
                 if self.before >= 0:
-                    self._store_pieces(i, results, limit, room)
+                    self._store_pieces(i, results, limit)
                     return
             var at = unseen(i)
             comptime for c in range(Self.D.columns):
@@ -336,7 +333,6 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         i: Int,
         results: SIMD[Self.stored, Self.width],
         limit: Int32,
-        room: Shared[Scalar[Self.stored]],
     ):
         """Writes the warp's pieces of vector `i`."""
         comptime of_piece = Self.D.of_warp
@@ -346,7 +342,7 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         comptime for c in range(Self.D.columns):
             comptime for p in range(Self.D.chains):
                 var place = (c * WARP_SIZE + lane + self._turned(p)) % of_piece
-                room[unsafe_offset=p * of_piece + place] = results[
+                self.room[unsafe_offset=p * of_piece + place] = results[
                     c * Self.D.chains + p
                 ]
         syncwarp()
@@ -355,16 +351,12 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
             var p = vector * Self.whole // of_piece
             var turned = self._turned(p)
             var place = vector * Self.whole % of_piece
-            if (
-                Int32(p) < limit
-                and vector < Self.values // Self.whole
-                and (place > 0 or turned == 0)
-            ):
+            if Int32(p) < limit and (place > 0 or turned == 0):
                 first.unsafe_store[alignment=VECTOR_BYTES](
                     p * self.stride + place - turned,
-                    room.unsafe_load[width=Self.whole, alignment=VECTOR_BYTES](
-                        vector * Self.whole
-                    ),
+                    self.room.unsafe_load[
+                        width=Self.whole, alignment=VECTOR_BYTES
+                    ](vector * Self.whole),
                 )
         comptime for start in range(0, Self.pieces * Self.whole, WARP_SIZE):
             var p = (start + lane) // Self.whole
@@ -373,7 +365,7 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
             if Int32(p) < limit and p < Self.pieces and turned > 0:
                 first[
                     unsafe_offset=p * self.stride + (place - turned) % of_piece
-                ] = room[unsafe_offset=p * of_piece + place]
+                ] = self.room[unsafe_offset=p * of_piece + place]
 
     @inline(.always)
     def _turned(self, p: Int) -> Int:
