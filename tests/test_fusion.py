@@ -39,6 +39,7 @@ def producers(x, mask, keep):
         "transposed": max_ops.softmax(max_ops.transpose(x, 1, 2)),
         "by name": maxsoftmax.ops.softmax(x * 2.0 + 1.0),
         "all forms": maxsoftmax.ops.softmax(x, scale=0.5, mask=keep, causal=True, temperature=2.0),
+        "a slice": maxsoftmax.ops.softmax(x[:, :, 1:] * 0.5),
         "logarithms of scale and mask": max_ops.logsoftmax(x * 0.25 + mask),
         "logarithms, where, along another axis": maxsoftmax.ops.log_softmax(max_ops.where(keep, x * 0.75, low), axis=1),
     }
@@ -80,6 +81,7 @@ def expected(x, mask, keep):
             "transposed": softmax(wide.transpose(0, 2, 1), axis=-1),
             "by name": softmax(wide * 2 + 1, axis=-1),
             "all forms": np.nan_to_num(softmax(np.where(keep & seen, wide / 4, -np.inf), axis=-1)),
+            "a slice": softmax(wide[:, :, 1:] / 2, axis=-1),
             "logarithms of scale and mask": log_softmax(wide * 0.25 + mask, axis=-1),
             "logarithms, where, along another axis": log_softmax(np.where(keep, wide * 0.75, -np.inf), axis=1),
             "cast of probabilities": softmax(wide, axis=-1),

@@ -8,6 +8,7 @@ from mojo.run import subprocess_run_mojo
 KERNELS = Path(__file__).parent / "kernels"
 
 ANYWHERE = [
+    "test_alignment.mojo",
     "test_columns.mojo",
     "test_exponential.mojo",
     "test_masked.mojo",

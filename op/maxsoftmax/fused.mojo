@@ -12,7 +12,8 @@ from .ops.forms import Class, Forms
 from .ops.made import made_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
-from .io.logits import Logits, address, is_plain
+from .io.fusion import address, alignment, is_plain
+from .io.logits import Logits
 from .io.results import Results
 from .queue import Queue
 from .io.rows import Rows, Source
@@ -52,9 +53,7 @@ def softmax[
         queue: The device.
         out_scale: What results of float8 are multiplied by.
     """
-    comptime plain = is_plain[
-        x.InFusion, x.dtype, x.rank, has_prologue_fusion
-    ]()
+    comptime plain = is_plain[x.InFusion, x.rank, has_prologue_fusion]()
     comptime contiguous = axis == x.rank - 1
     var rows = Rows.of[axis](x.shape())
     if rows.is_empty():
@@ -110,7 +109,7 @@ def formed_softmax[
         return
     var memory = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if (
-        is_plain[x.InFusion, x.dtype, x.rank, has_prologue_fusion]()
+        is_plain[x.InFusion, x.rank, has_prologue_fusion]()
         and not has_epilogue_fusion
     ):
         KernelsOf[target].formed[x.dtype, y.dtype, axis == x.rank - 1, known](
@@ -179,7 +178,11 @@ def masked_softmax[
     comptime if causal:
         beyond = x.shape()[axis] - x.shape()[axis - 1]
     var logits = Logits[x.InFusion, x.dtype, x.rank, axis, causal](
-        x.in_fusion, x.shape(), masked, beyond
+        x.in_fusion,
+        x.shape(),
+        masked,
+        alignment(x.in_fusion, x.shape()),
+        beyond,
     )
     var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
         sink.in_fusion, sink.shape(), masked

@@ -38,13 +38,22 @@ def computed[
             _by[finish, width, edged=False](y, x, rows, queue)
             return
         if rows.n > ONE_BY_ONE:
-            _by[finish, width, edged=True](y, x, rows, queue)
+            if x.is_aligned[width]():
+                _by[finish, width, edged=True](y, x, rows, queue)
+            else:
+                _by[finish, width, edged=True, aligned=False](y, x, rows, queue)
             return
     _by[finish, 1, edged=False](y, x, rows, queue)
 
 
 def _by[
-    S: RowSource, T: RowTarget, //, finish: Finish, width: Int, edged: Bool
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    width: Int,
+    edged: Bool,
+    aligned: Bool = True,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are; or rows that have edges;
     or, one by one, others.
@@ -61,7 +70,7 @@ def _by[
         elif t.is_cluster():
             comptime room = _room[S](t, width)
             if rows.n <= PORTABLE_BLOCKS * room:
-                resident[finish, t, width, edged](
+                resident[finish, t, width, edged, aligned](
                     y,
                     x,
                     rows,
@@ -71,7 +80,7 @@ def _by[
                 return
         else:
             if rows.n // width <= t.up_to:
-                resident[finish, t, width, edged](y, x, rows, queue)
+                resident[finish, t, width, edged, aligned](y, x, rows, queue)
                 return
     streaming_computed[finish](y, x, rows, queue)
 

@@ -44,7 +44,13 @@ from .tuning import Team, Tuned
     `nvvm.minctasm`=SIMDLength(t.blocks),
 )
 def resident_kernel[
-    S: RowSource, T: RowTarget, finish: Finish, t: Team, width: Int, edged: Bool
+    S: RowSource,
+    T: RowTarget,
+    finish: Finish,
+    t: Team,
+    width: Int,
+    edged: Bool,
+    aligned: Bool,
 ](
     y: T,
     x: S,
@@ -60,6 +66,7 @@ def resident_kernel[
     - `t`: How a row is held.
     - `width`: Elements a vector.
     - `edged`: Whether rows may begin or end between two vectors; of computed logits `n` is else a multiple of `width`.
+    - `aligned`: Whether vectors of computed logits are read at a time.
     - `y`: Probabilities, or what else is written; may be the same memory as that of `x` or `other`.
     - `x`: Logits, or results whose logits' gradient is wanted.
     - `other`: The gradients of results, aligned as `x` is; else not looked at.
@@ -114,7 +121,7 @@ def resident_kernel[
         warps, Float32, address_space=AddressSpace.SHARED
     ]()
     var handover = Handover[S, T, team, width, edged, t.block_size]()
-    var uneven = P.uneven(y, x, Int(n))
+    var uneven = P.uneven(x, Int(n))
     var slots = Kept()
     var thread = Int(thread_idx.x)
     var lane = thread % team
@@ -178,7 +185,7 @@ def resident_kernel[
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.reads(i):
-            raw[j] = part.load(i)
+            raw[j] = part.load[aligned](i)
             comptime if gradient:
                 others[j] = upstream.load(i)
     comptime if P.peeled and not gradient:
@@ -241,7 +248,7 @@ def resident_kernel[
             var next = Array[P.Raw, vectors](fill=P.Raw(neg_inf[S.Line.held]()))
             comptime for j in range(vectors):
                 if i + j < stop and part.reads(i + j):
-                    next[j] = part.load(i + j)
+                    next[j] = part.load[aligned](i + j)
             comptime for j in range(vectors):
                 if i + j < stop:
                     largest = maximum(largest, next[j])
@@ -394,8 +401,8 @@ def resident_kernel[
             else:
                 return e * factor
 
-    comptime for aligned in [True, False]:
-        if part.aligned == aligned:
+    comptime for stores_aligned in [True, False]:
+        if part.aligned == stores_aligned:
             comptime for j in range(held):
                 var i = j if j < vectors else last
                 if part.has(i):
@@ -408,11 +415,13 @@ def resident_kernel[
                         others[j] = anew(others[j], zero)
                     elif S.Line.held != F:
                         raw[j] = again(raw[j])
-                    part.store[aligned](i, finished[keeps](raw[j], others[j]))
+                    part.store[stores_aligned](
+                        i, finished[keeps](raw[j], others[j])
+                    )
             comptime if slotted:
                 for i in range(vectors, stop):
                     var slot = inputs * (i - vectors)
-                    part.store[aligned](
+                    part.store[stores_aligned](
                         i,
                         finished[keeps_slots](
                             slots.take(slot), slots.take(slot + inputs - 1)
@@ -424,7 +433,7 @@ def resident_kernel[
                         Vector(0 if exponentials else nothing), Vector(0)
                     )
                     for i in range(stop, last):
-                        part.store[aligned](i, masked)
+                        part.store[stores_aligned](i, masked)
     comptime if P.peeled:
         if P.branchless or uneven:
             part.store_edges(finished[False](edges, other_edges))
@@ -458,6 +467,7 @@ def resident[
     t: Team,
     width: Int = VECTOR_BYTES // size_of[S.elements](),
     edged: Bool = True,
+    aligned: Bool = True,
 ](
     y: T,
     x: S,
@@ -491,7 +501,9 @@ def resident[
             * width
             * size_of[kept_dtype[S.elements]()]()
         )
-    queue.launch[resident_kernel[S, T, finish, t.kernel(), width, edged]](
+    queue.launch[
+        resident_kernel[S, T, finish, t.kernel(), width, edged, aligned]
+    ](
         y,
         x,
         other,

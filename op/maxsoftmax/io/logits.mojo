@@ -3,15 +3,15 @@
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
 from std.memory import bitcast
-from std.reflection import reflect
 from std.sys import is_gpu, size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
+from .fusion import alignment, piece_width
 from .source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
-from .rows import check_row_major, Positions, Rows, Source
+from .rows import Positions, Rows
 
 
 struct Logits[
@@ -44,6 +44,8 @@ struct Logits[
     """The tensor's shape."""
     var masked: Bool
     """Whether a row of nothing but -inf gives 0, or the logarithm -inf, and not NaN."""
+    var alignment: Int
+    """As `alignment` says."""
     var beyond: Int
     """How many elements after element q take part of row q, if the row may end before the tensor does."""
 
@@ -53,11 +55,13 @@ struct Logits[
         fusion: Self.Fusion,
         shape: IndexList[Self.rank],
         masked: Bool,
+        alignment: Int = 1,
         beyond: Int = 0,
     ):
         self.fusion = fusion
         self.shape = shape
         self.masked = masked
+        self.alignment = alignment
         self.beyond = beyond
 
     @inline(.always)
@@ -84,7 +88,9 @@ struct Logits[
                 0,
                 min(n, at[query] + 1 + self.beyond),
             )
-        return {self.fusion, at, n}
+        var rows = self.rows()
+        var place = outer * rows.n * rows.inner + inner
+        return {self.fusion, at, place, n}
 
     @inline(.always)
     def column(self, at: Positions) -> Self.Column:
@@ -103,6 +109,12 @@ struct Logits[
         axis.
         """
         return self.shape[Self.rank - 1] % width == 0
+
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` elements can be read at a time where the place of the first is a multiple of as many.
+        """
+        return self.alignment >= width
 
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
@@ -137,6 +149,8 @@ struct Row[
     """What is loaded."""
     var at: IndexList[Self.rank]
     """Where the first element is."""
+    var first: Int
+    """Its place, counted as in row-major memory."""
     var end: Int
     """How many elements take part: from there on, all are -inf."""
 
@@ -153,8 +167,15 @@ struct Row[
         """Returns what of the row begins at its element `start`."""
         var result = self
         result.at[Self.axis] += start
+        result.first += start
         result.end -= start
         return result
+
+    @inline(.always)
+    def place(self) -> Int:
+        """Returns where in row-major memory the first element would be, of a row along the last axis.
+        """
+        return self.first
 
     @inline(.always)
     def length(self, n: Int) -> Int:
@@ -313,80 +334,3 @@ def _quotient(a: Int, b: Int) -> Int:
         if (a | b) >> 32 == 0:
             return Int(UInt32(a) // UInt32(b))
     return a // b
-
-
-def piece_width[Fusion: AnyType](width: Int) -> Int:
-    """Returns how many elements of a vector are best loaded from, or handed to, what MAX fused at a time.
-
-    On a GPU MAX takes bools that are more than 4 through the stack: 16×2048×2048 of bfloat16 with a mask take 312 µs by 8, 94
-    by 4 (H200); without one 65 by either.
-
-    Parameters:
-        Fusion: What is loaded from, or handed to.
-
-    Args:
-        width: Elements of the vector.
-    """
-    comptime if is_gpu():
-        comptime fields = reflect[Fusion]
-        comptime types = fields.field_types()
-        comptime for i in range(fields.field_count()):
-            comptime if "DType.bool" in reflect[types[i]].name():
-                return min(width, 4)
-    return width
-
-
-def is_plain[
-    Fusion: InputFusion, dtype: DType, rank: Int, has_prologue_fusion: Bool
-]() -> Bool:
-    """Returns whether an input is a tensor as it lies in memory, at an address that `address` can find.
-
-    What MAX hands over for such a tensor is a struct of a pointer, a shape and strides. Should a version of MAX do it
-    otherwise, the tensor is read like one that is computed: slower, and as correct.
-
-    Parameters:
-        Fusion: What loads the input.
-        dtype: The input's dtype.
-        rank: The input's number of dimensions.
-        has_prologue_fusion: What MAX says of it.
-    """
-    comptime if has_prologue_fusion:
-        return False
-    comptime fields = reflect[Fusion]
-    comptime if fields.field_count() != 3:
-        return False
-    comptime types = fields.field_types()
-    return (
-        size_of[types[0]]() == size_of[Source[dtype]]()
-        and size_of[types[1]]() == size_of[IndexList[rank]]()
-        and size_of[types[2]]() == size_of[IndexList[rank]]()
-        and "Pointer[" in reflect[types[0]].name()
-        and "IndexList[" in reflect[types[1]].name()
-        and "IndexList[" in reflect[types[2]].name()
-    )
-
-
-struct _Plain[dtype: DType, rank: Int](TrivialRegisterPassable):
-    """What MAX hands over for a tensor as it lies in memory."""
-
-    var pointer: Source[Self.dtype]
-    """The first element."""
-    var shape: IndexList[Self.rank]
-    """The tensor's shape."""
-    var strides: IndexList[Self.rank]
-    """Elements from one index to the next, along each dimension."""
-
-
-@inline(.always)
-def address[
-    Fusion: InputFusion, //, dtype: DType, rank: Int
-](fusion: Fusion) raises -> Source[dtype]:
-    """Returns where the first element of a tensor is for which `is_plain`.
-
-    Raises:
-        Error: If it is not row-major.
-    """
-    var plain = fusion
-    ref tensor = Pointer(to=plain).unsafe_bitcast[_Plain[dtype, rank]]()[]
-    check_row_major(tensor.shape, tensor.strides)
-    return tensor.pointer

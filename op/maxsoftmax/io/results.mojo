@@ -5,8 +5,9 @@ from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import OutputFusion
 
+from .fusion import alignment, piece_width
 from .target import RowTarget, TargetColumn, TargetLine
-from .logits import piece_width, unravel
+from .logits import unravel
 from .rounding import rounded
 from .rows import Positions, Target, unseen, VECTOR_BYTES
 
@@ -53,6 +54,8 @@ struct Results[
     """Where the first element goes, where not."""
     var shape: IndexList[Self.rank]
     """The tensor's shape."""
+    var alignment: Int
+    """As `alignment` says, where fused."""
     var scale: Float64
     """What elements of float8 are multiplied by."""
 
@@ -67,6 +70,9 @@ struct Results[
         self.fusion = fusion
         self.memory = memory
         self.shape = shape
+        self.alignment = 1
+        comptime if Self.fused:
+            self.alignment = alignment(fusion, shape)
         self.scale = scale
 
     @inline(.always)
@@ -90,7 +96,7 @@ struct Results[
             memory = memory.unsafe_offset(
                 outer * self.shape[Self.axis] * step + inner
             )
-        return {self.fusion, memory, at, step, self.scale}
+        return {self.fusion, memory, at, step, self.alignment, self.scale}
 
     @inline(.always)
     def column(self, at: Positions) -> Self.Column:
@@ -141,7 +147,6 @@ struct ResultRow[
     """
 
     comptime stored = Self.dtype
-    comptime handed_on = Self.fused
 
     var fusion: Self.Fusion
     """What is handed the elements, where fused."""
@@ -151,6 +156,8 @@ struct ResultRow[
     """Where in the tensor the first element is."""
     var step: Int
     """The distance in memory between neighbours in the row."""
+    var alignment: Int
+    """As of `Results`."""
     var scale: Float64
     """What elements of float8 are multiplied by."""
 
@@ -177,21 +184,12 @@ struct ResultRow[
 
     @inline(.always)
     def is_aligned[width: Int](self) -> Bool:
-        """Returns whether `width` elements can be written at a time: always, where they are handed on.
+        """Returns whether `width` elements can be written at a time; where they are handed on, if the place of the first is a multiple of it.
         """
         comptime bytes = min(VECTOR_BYTES, width * size_of[Self.dtype]())
-        return Self.fused or UInt64(Int(self.memory)) % UInt64(bytes) == 0
-
-    @inline(.always)
-    def place(self) -> Int:
-        """Returns where in memory the first is, in elements; 0, where it is handed on.
-        """
         comptime if Self.fused:
-            return 0
-        else:
-            return Int(
-                UInt64(Int(self.memory)) // UInt64(size_of[Self.dtype]())
-            )
+            return self.alignment >= width
+        return UInt64(Int(self.memory)) % UInt64(bytes) == 0
 
     @inline(.always)
     def store[

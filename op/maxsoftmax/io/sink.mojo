@@ -61,6 +61,11 @@ struct WithSink[Logits: RowSource, Sinks: RowSource](RowSource):
         """Returns whether `width` neighbours can be had at a time."""
         return self.logits.in_vectors[width]()
 
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` elements can be read at a time."""
+        return self.logits.is_aligned[width]()
+
     def _to_device_type(
         self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
     ):

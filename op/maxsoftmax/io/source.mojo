@@ -81,9 +81,15 @@ trait SourceLine(TrivialRegisterPassable):
 
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on. Of `width` elements that are in memory the first has an address that is a
-        multiple of their size; of computed ones its index is.
+        multiple of their size; of computed ones its place is, in a source that `is_aligned`, or of whole vectors its index.
         """
         ...
+
+    @inline(.always)
+    def place(self) -> Int:
+        """Returns where in row-major memory the first element would be, of computed ones.
+        """
+        return 0
 
     @inline(.always)
     def load_from_any[width: Int](self, i: Int) -> SIMD[Self.held, width]:
@@ -165,6 +171,12 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
     def column(self, at: Positions) -> Self.Column:
         """Returns some elements of a row and its neighbours."""
         ...
+
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether `width` elements can be read at a time where the address of the first, of computed ones its place, is a multiple of as many.
+        """
+        return True
 
     @inline(.always)
     def is_masked(self) -> Bool:

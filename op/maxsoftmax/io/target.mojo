@@ -45,8 +45,6 @@ trait TargetLine(TrivialRegisterPassable):
 
     comptime stored: DType
     """Dtype of the results."""
-    comptime handed_on: Bool = False
-    """Whether results are taken by whatever the graph computes of them."""
 
     def onwards(self, start: Int) -> Self:
         """Returns what of the row begins at its element `start`."""
@@ -61,12 +59,6 @@ trait TargetLine(TrivialRegisterPassable):
     def is_aligned[width: Int](self) -> Bool:
         """Returns whether `width` elements can be written at a time."""
         ...
-
-    @inline(.always)
-    def place(self) -> Int:
-        """Returns where in memory the first is, in elements; 0, where it is handed on, or where logits are never computed.
-        """
-        return 0
 
     def store[
         accum: DType, width: SIMDLength, //, aligned: Bool

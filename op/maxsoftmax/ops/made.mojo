@@ -5,6 +5,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from .finish import Finish
 from .forms import AXIS, Forms, spread
+from ..io.fusion import alignment
 from ..io.logits import Logits
 from ..io.results import Results
 from ..kernels import Kernels
@@ -55,6 +56,7 @@ def made_softmax[
             Made[Fusion, of, axis](fusion, forms),
             y.shape,
             forms.masked,
+            alignment(fusion, y.shape),
             forms.beyond if forms.causal else forms.shape[AXIS],
         ),
         Logits[Sinks[of, axis], accum, rank, axis, False](

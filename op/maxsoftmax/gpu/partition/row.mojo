@@ -32,7 +32,7 @@ struct Part[
 ](TrivialRegisterPassable):
     """The vectors and the elements of both edges of a row that are this thread's.
 
-    - `S`: Where elements come from. In memory, a vector begins where that of its elements does, else where that of its results does.
+    - `S`: Where elements come from. A vector begins where that of its elements does, or would in memory.
     - `team`: Threads of a block that share a row.
     - `width`: Elements a vector; where it is 1 there are no edges.
     - `edged`: Whether rows may begin or end between two vectors.
@@ -90,7 +90,7 @@ struct Part[
         var target = y.line(row, n)
         var before = 0
         comptime if Self.peeled:
-            before = Int((0 - Self._place(target, source)) % lanes)
+            before = Int((0 - Self._place(source)) % lanes)
         var head = min(before, length)
         var body = UInt64(length - head)
         var count = Int(body // lanes)
@@ -111,8 +111,6 @@ struct Part[
         self.source = source.onwards(start)
         self.target = target.onwards(start)
         self.aligned = self.target.is_aligned[Self.width]()
-        comptime if Self.peeled and Self.T.Line.handed_on:
-            self.aligned = False
         self.edges = UInt32(before) | UInt32(head) << 8 | UInt32(tail) << 16
 
     @staticmethod
@@ -181,12 +179,16 @@ struct Part[
         return i * Self.team * Self.width
 
     @inline(.always)
-    def load(self, i: Int) -> Self.Raw:
-        """Returns this thread's vector `i`, as it is kept."""
-        comptime if Self.peeled:
-            return self.source.load_from_any[Self.width](self.place(i))
-        else:
+    def load[aligned: Bool = True](self, i: Int) -> Self.Raw:
+        """Returns this thread's vector `i`, as it is kept.
+
+        Parameters:
+            aligned: Whether it can be read at a time; of logits in memory it always can.
+        """
+        comptime if aligned:
             return self.source.load[Self.width](self.place(i))
+        else:
+            return self.source.load_from_any[Self.width](self.place(i))
 
     @inline(.always)
     def logits(self, i: Int, kept: Self.Raw) -> SIMD[DType.float32, Self.width]:
@@ -242,7 +244,7 @@ struct Part[
 
     @staticmethod
     @inline(.always)
-    def _place(target: Self.T.Line, source: Self.S.Line) -> UInt64:
+    def _place(source: Self.S.Line) -> UInt64:
         """Returns the address, in elements, that says where vectors begin."""
         comptime if Self.S.Line.in_memory:
             # Unsigned, so that a division is a shift: the first load waits for all of this.
@@ -250,15 +252,15 @@ struct Part[
                 size_of[Self.S.Line.elements]()
             )
         else:
-            return UInt64(target.place())
+            return UInt64(source.place())
 
     @staticmethod
     @inline(.always)
-    def uneven(y: Self.T, x: Self.S, n: Int) -> Bool:
+    def uneven(x: Self.S, n: Int) -> Bool:
         """Returns whether any row may have edges: the same for all threads."""
         comptime if not Self.peeled:
             return False
-        var first_row = Self._place(y.line(0, n), x.line(0, n))
+        var first_row = Self._place(x.line(0, n))
         return (first_row | UInt64(n)) % UInt64(Self.width) != 0
 
     @inline(.always)
