@@ -76,7 +76,7 @@ def plain_cast_of_vectors(y: To, x: Wide) abi("Mojo"):
 
 
 @export
-def naive(y: To, x: From, rows: Rows, ctx: DeviceContext) abi("Mojo"):
+def naive(y: To, x: From, rows: Rows[], ctx: DeviceContext) abi("Mojo"):
     try:
         Cpu.softmax["naive", dtype, 128, 4, True](y, x, rows, ctx)
         Cpu.softmax["naive", dtype, 128, 4, False](y, x, rows, ctx)
@@ -86,7 +86,7 @@ def naive(y: To, x: From, rows: Rows, ctx: DeviceContext) abi("Mojo"):
 
 def all_of[
     contiguous: Bool
-](y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext) raises:
+](y: To, x: From, dy: From, rows: Rows[], ctx: DeviceContext) raises:
     Cpu.auto[dtype, Finish.PROBABILITIES, contiguous](y, x, rows, ctx)
     Cpu.auto[dtype, Finish.LOGARITHMS, contiguous](y, x, rows, ctx)
     Cpu.auto[dtype, Finish.PAIR, contiguous](y, x, rows, ctx)
@@ -96,7 +96,7 @@ def all_of[
 
 @export
 def contiguous(
-    y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+    y: To, x: From, dy: From, rows: Rows[], ctx: DeviceContext
 ) abi("Mojo"):
     try:
         all_of[True](y, x, dy, rows, ctx)
@@ -106,7 +106,7 @@ def contiguous(
 
 @export
 def strided(
-    y: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+    y: To, x: From, dy: From, rows: Rows[], ctx: DeviceContext
 ) abi("Mojo"):
     try:
         all_of[False](y, x, dy, rows, ctx)
@@ -120,7 +120,7 @@ def cross_entropy(
     x: From,
     pairs: WideTo,
     targets: Classes,
-    rows: Rows,
+    rows: Rows[],
     options: LossOptions,
     ctx: DeviceContext,
 ) abi("Mojo"):
@@ -138,7 +138,7 @@ def cross_entropy(
 
 @export
 def sparse(
-    dx: To, x: From, dy: From, rows: Rows, ctx: DeviceContext
+    dx: To, x: From, dy: From, rows: Rows[], ctx: DeviceContext
 ) abi("Mojo"):
     try:
         comptime for contiguous in [True, False]:
@@ -156,6 +156,7 @@ def fused_along[
         Results[Stored, dtype, 3, axis, epilogue](Stored(y), y, shape),
         Logits[Loaded[source], source, 3, axis, True](load, shape, True),
         Logits[Loaded[source], source, 3, axis, False](load, shape, True),
+        Rows.of[axis](shape),
         ctx,
     )
 

@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from maxsoftmax import _native
 from maxsoftmax._native import build
@@ -15,14 +16,15 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "what"), [("sm_90a", "few"), *SLOW])
+@pytest.mark.parametrize(("architecture", "what"), [("sm_90a", "known"), ("sm_90a", "few"), *SLOW])
 def test_ops_compile_for_gpus_that_are_not_here(root, environment, architecture, what):
     command = [sys.executable, str(root / "tests" / "cross_compile.py"), architecture, what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     name, size = done.stdout.split()
     assert name == architecture
-    assert int(size) > 10_000
+    # Of any length it is more than two million.
+    assert 10_000 < int(size) < (400_000 if what == "known" else np.inf)
 
 
 def test_a_library_is_built_for_a_gpu_that_is_not_here():

@@ -12,7 +12,7 @@ from .ops.forms import Class, Forms
 from .ops.made import made_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
-from .io.fusion import address, alignment, is_plain
+from .io.fusion import address, alignment, is_plain, known_length
 from .io.logits import Logits
 from .io.results import Results
 from .queue import Queue
@@ -55,7 +55,7 @@ def softmax[
     """
     comptime plain = is_plain[x.InFusion, x.rank, has_prologue_fusion]()
     comptime contiguous = axis == x.rank - 1
-    var rows = Rows.of[axis](x.shape())
+    var rows = Rows[known_length[x.static_spec, axis]()].of[axis](x.shape())
     if rows.is_empty():
         return
     comptime if plain and not has_epilogue_fusion:
@@ -112,7 +112,13 @@ def formed_softmax[
         is_plain[x.InFusion, x.rank, has_prologue_fusion]()
         and not has_epilogue_fusion
     ):
-        KernelsOf[target].formed[x.dtype, y.dtype, axis == x.rank - 1, known](
+        KernelsOf[target].formed[
+            x.dtype,
+            y.dtype,
+            axis == x.rank - 1,
+            known,
+            known_length[x.static_spec, axis](),
+        ](
             memory,
             address[x.dtype, x.rank](x.in_fusion),
             forms,
@@ -126,6 +132,7 @@ def formed_softmax[
             ),
             x.in_fusion,
             forms,
+            Rows[known_length[x.static_spec, axis]()].of[axis](x.shape()),
             queue,
         )
 
@@ -164,7 +171,8 @@ def masked_softmax[
         queue: The device.
         out_scale: What results of float8 are multiplied by.
     """
-    if Rows.of[axis](x.shape()).is_empty():
+    var rows = Rows[known_length[x.static_spec, axis]()].of[axis](x.shape())
+    if rows.is_empty():
         return
     var results = Results[
         y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion
@@ -188,5 +196,5 @@ def masked_softmax[
         sink.in_fusion, sink.shape(), masked
     )
     KernelsOf[target].fused[has_sink=has_sink, finish=finish](
-        results, logits, sinks, queue
+        results, logits, sinks, rows, queue
     )

@@ -145,6 +145,7 @@ trait Kernels:
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
+        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
@@ -153,7 +154,8 @@ trait Kernels:
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale. Of forms of
-        which it is `known` at compile time that they are of that class only the kernels for these are compiled.
+        which it is `known` at compile time that they are of that class only the kernels for these are compiled; so it is with the length of rows, if
+        `length` is not 0.
         """
         ...
 
@@ -175,6 +177,7 @@ trait Kernels:
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
+        rows: Rows,
         queue: Queue,
     ) raises:
         """Writes softmax of logits that are computed as they are read, or its logarithm.

@@ -32,6 +32,7 @@ from .ops.token_log_probs import (
     token_log_probs,
     token_log_probs_backward,
 )
+from .io.fusion import known_length
 from .io.rows import Rows, Source, Target, check_row_major
 
 
@@ -451,7 +452,11 @@ struct SoftmaxBackward:
             ctx: The device.
         """
         softmax_backward[KernelsOf[target], axis == y.rank - 1, log=log](
-            _target(dx), _source(y), _source(dy), Rows.of[axis](y.shape()), ctx
+            _target(dx),
+            _source(y),
+            _source(dy),
+            Rows[known_length[y.static_spec, axis]()].of[axis](y.shape()),
+            ctx,
         )
 
 

@@ -64,7 +64,7 @@ struct Call(TrivialRegisterPassable):
             return 1
 
     @inline(.always)
-    def rows(self) -> Rows:
+    def rows(self) -> Rows[]:
         """Returns how the memory is divided into rows."""
         return Rows(self[1], self[2], self[3])
 

@@ -11,6 +11,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from maxsoftmax import Cpu
 from maxsoftmax.io.logits import Logits
 from maxsoftmax.io.results import Results
+from maxsoftmax.io.rows import Rows
 from maxsoftmax.io.rows import Source
 from maxsoftmax.ops.finish import Finish
 
@@ -83,6 +84,7 @@ def check[axis: Int, finish: Finish](n: Int) raises:
         ),
         Logits[Halved, F, 3, axis, False](load, shape, True),
         Logits[Halved, F, 3, axis, False](load, shape, True),
+        Rows.of[axis](shape),
         DeviceContext(api="cpu"),
     )
     for outer in range(2):

@@ -55,7 +55,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     var source: Self.S
     var operation: Self.O
     var target: Self.T
-    var rows: Rows
+    var rows: Rows[]
 
     def count(self) -> Int:
         return ceildiv(self.rows.count(), self.pairs())

@@ -278,7 +278,7 @@ struct _LossGradient[dtype: DType, up: DType, rows: SIMDLength](Operation):
     """The share of the target that each class has."""
     var rest: Scalar[Self.accum]
     """What the target has beside."""
-    var shape: Rows
+    var shape: Rows[]
     var ignored: Int
     var is_shard: Bool
     """Whether a target may be a class of another shard."""

@@ -9,7 +9,7 @@ from ..ops.made import made_softmax
 from ..kernels import Kernels
 from ..queue import Queue
 from ..io.results import IntoMemory, Results
-from ..io.rows import Source, Target
+from ..io.rows import Rows, Source, Target
 
 
 @fieldwise_init
@@ -68,11 +68,13 @@ def formed[
     var shape = IndexList[rank]()
     comptime for i in range(rank):
         shape[i] = forms.shape[i]
+    var rows = Rows.of[AXIS](shape)
     made_softmax[K, AXIS](
         Results[IntoMemory, out_dtype, rank, AXIS, False](
             IntoMemory(), y, shape, out_scale
         ),
         _Memory(x, forms.shape),
         forms,
+        rows,
         queue,
     )

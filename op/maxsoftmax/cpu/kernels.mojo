@@ -176,6 +176,7 @@ struct Cpu(Kernels):
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
+        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
@@ -204,6 +205,7 @@ struct Cpu(Kernels):
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
+        rows: Rows,
         queue: Queue,
     ) raises:
         """Writes softmax of logits that are computed as they are read, or its logarithm.
@@ -213,7 +215,6 @@ struct Cpu(Kernels):
             Fusion, Sink, in_dtype, rank, axis, causal, has_sink
         ](x, sink)
         comptime lanes = lanes_of[in_dtype, contiguous]
-        var rows = x.rows()
         var line = x.shape[rank - 1]
 
         @inline(.always)

@@ -240,7 +240,7 @@ struct Statistics[dtype: DType, rows: SIMDLength](Operation):
     var apart: Int
     """From the m of a row to its d."""
     var x: Source[Self.dtype]
-    var shape: Rows
+    var shape: Rows[]
 
     @inline(.always)
     def state(

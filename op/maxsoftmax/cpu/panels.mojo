@@ -18,7 +18,7 @@ struct Panels[accum: DType](TrivialRegisterPassable):
     comptime lanes: SIMDLength = 64 // size_of[Self.accum]()
     """Rows that share a vector: as many as fill a cache line of accumulators."""
 
-    var rows: Rows
+    var rows: Rows[]
     var line: Int
     """Rows that are neighbours: no panel reaches beyond so many."""
     var width: Int

@@ -78,7 +78,7 @@ struct Memory[dtype: DType, contiguous: Bool, two: Bool = False](
     var x: Source[Self.dtype]
     var other: Source[Self.dtype]
     """The second tensor; any memory if there is none."""
-    var rows: Rows
+    var rows: Rows[]
 
     @inline(.always)
     def row(self, outer: Int, inner: Int) -> Self.Row:

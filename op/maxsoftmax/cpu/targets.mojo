@@ -89,7 +89,7 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     comptime Streaming = ToMemory[Self.dtype, Self.contiguous, True]
 
     var y: Target[Self.dtype]
-    var rows: Rows
+    var rows: Rows[]
     var scale: Float64
     """What results of float8 are multiplied by."""
 

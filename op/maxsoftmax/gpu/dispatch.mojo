@@ -8,7 +8,6 @@ from ..queue import Queue
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
-from .hardware.cluster import PORTABLE_BLOCKS
 from .fallback import fallback
 from .streaming_operations import Exponentials
 from .streaming import streaming, streaming_pairs
@@ -17,7 +16,7 @@ from .dispatch_strided import strided
 from .resident import resident
 from .resident_grid import grid_holds, resident_grid
 from .resident_units import Again, resident_units
-from .tuning import Tuned, Units, slots
+from .tuning import line_for, Team, Tuned, Units, slots
 
 
 def auto[
@@ -59,7 +58,11 @@ def _contiguous[
     """Rows along the last axis: parameters and arguments are as of `auto`."""
     if resident_fits[finish](MemoryTarget(y), MemorySource(x), rows, queue):
         return
-    comptime if not Tuned.streams:
+    comptime if surely_fits[MemorySource[dtype], MemoryTarget[dtype]](
+        finish, rows.length
+    ):
+        pass
+    elif not Tuned.streams:
         raise Error("the configuration has no room for such rows")
     elif finish == Finish.PAIR:
         streaming_pairs[Exponentials[dtype, True]](
@@ -100,32 +103,36 @@ def resident_fits[
         Whether they do.
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
-    comptime wide = size_of[S.elements]() > 2
-    comptime table = Tuned.backward(
-        wide, finish == Finish.GRADIENT_OF_LOGARITHMS
-    ) if finish.is_gradient() else Tuned.resident(wide, finish == Finish.PAIR)
+    comptime units = _units_for[S, T](finish)
+    comptime unit = line_for(units, rows.length, width)
+    comptime table = _teams_for[S](finish)
+    comptime most = slots() // finish.inputs()
+    comptime team = line_for(table, rows.length, width, most)
     # By nothing but the length, as a row's bits are not to depend on its address.
-    var vectors = rows.n // width
-    var whole = rows.n % width == 0
-    comptime if _in_units[S, T](finish):
-        comptime lines = Tuned.units(wide)
-        comptime for i in range(len(lines)):
-            comptime line = lines[i]
-            if line.above < rows.n <= line.up_to and line.lengths.are(whole):
+    comptime for i in range(len(units)):
+        comptime line = units[i]
+        comptime if rows.length == 0 or i == unit:
+            if line.takes(rows.n, width):
                 _units[finish, line](y, x, rows, queue)
                 return True
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime room = t.room(slots() // finish.inputs())
-        comptime if t.is_cluster():
-            if vectors <= PORTABLE_BLOCKS * room:
+        comptime if rows.length == 0 or (i == team and unit == len(units)):
+            if not t.takes(rows.n, width, most):
+                continue
+            comptime if t.is_cluster():
+                var vectors = rows.n // width
                 resident[finish, t](
-                    y, x, rows, queue, other, t.cluster_blocks(vectors, room)
+                    y,
+                    x,
+                    rows,
+                    queue,
+                    other,
+                    t.cluster_blocks(vectors, t.room(most)),
                 )
                 return True
-        else:
-            var length = vectors if t.in_vectors else rows.n
-            if length <= room and t.lengths.are(whole):
+            else:
+                var whole = rows.n % width == 0
                 comptime for edged in [False, True]:
                     comptime if edged or t.has_twin():
                         if edged or (whole and x.in_vectors[width]()):
@@ -136,16 +143,39 @@ def resident_fits[
     return False
 
 
-def _in_units[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
-    """Returns whether rows may be held by the unit: of logits that are what lies in memory, and nothing but results for each.
+def surely_fits[S: RowSource, T: RowTarget](finish: Finish, n: Int) -> Bool:
+    """Returns whether `resident_fits` is true of rows of length `n`, at compile time; False if that is 0, not known.
     """
-    return (
+    comptime width = VECTOR_BYTES // size_of[S.elements]()
+    var units = _units_for[S, T](finish)
+    var table = _teams_for[S](finish)
+    return n > 0 and (
+        line_for(units, n, width) < len(units)
+        or line_for(table, n, width, slots() // finish.inputs()) < len(table)
+    )
+
+
+def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
+    """Returns how rows are held by the team."""
+    comptime wide = size_of[S.elements]() > 2
+    if finish.is_gradient():
+        return Tuned.backward(wide, finish == Finish.GRADIENT_OF_LOGARITHMS)
+    return Tuned.resident(wide, finish == Finish.PAIR)
+
+
+def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
+    """Returns how they are held by the unit: of logits that are what lies in memory, and nothing but results for each.
+    """
+    comptime wide = size_of[S.elements]() > 2
+    if (
         S.Line.in_memory
         and S.Line.elements == S.Line.held
         and not (S.Line.scaled or S.Line.transformed)
         and not (S.is_causal or S.has_sink or T.has_pairs)
         and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
-    )
+    ):
+        return Tuned.units(wide)
+    return []
 
 
 def _units[

@@ -34,15 +34,20 @@ def computed[
             _by[finish, width, edged=True](y, x, rows, queue)
             return
     else:
-        if whole_vectors[width](y, x, rows):
-            _by[finish, width, edged=False](y, x, rows, queue)
-            return
-        if rows.n > ONE_BY_ONE:
-            if x.is_aligned[width]():
-                _by[finish, width, edged=True](y, x, rows, queue)
-            else:
-                _by[finish, width, edged=True, aligned=False](y, x, rows, queue)
-            return
+        comptime may_be_whole = rows.length % width == 0
+        comptime if may_be_whole:
+            if whole_vectors[width](y, x, rows):
+                _by[finish, width, edged=False](y, x, rows, queue)
+                return
+        comptime if rows.length == 0 or not may_be_whole:
+            if rows.n > ONE_BY_ONE:
+                if x.is_aligned[width]():
+                    _by[finish, width, edged=True](y, x, rows, queue)
+                else:
+                    _by[finish, width, edged=True, aligned=False](
+                        y, x, rows, queue
+                    )
+                return
     _by[finish, 1, edged=False](y, x, rows, queue)
 
 
@@ -54,35 +59,41 @@ def _by[
     width: Int,
     edged: Bool,
     aligned: Bool = True,
+    line: Int = 0,
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are; or rows that have edges;
     or, one by one, others.
     """
     comptime table = Tuned.computed(size_of[S.Line.held]() > 2, width)
-    comptime for i in range(len(table)):
-        comptime t = table[i]
-        # What is never longer than that has its elements one by one.
-        comptime short = edged and not S.Line.in_memory and (
-            0 < t.up_to * width <= ONE_BY_ONE
-        )
-        comptime if short:
-            pass
-        elif t.is_cluster():
-            comptime room = _room[S](t, width)
-            if rows.n <= PORTABLE_BLOCKS * room:
+    comptime if line == len(table):
+        streaming_computed[finish](y, x, rows, queue)
+    else:
+        comptime t = table[line]
+        comptime most = _longest[S](t, width, edged)
+        comptime surely = 0 < rows.length <= most
+        comptime if most > 0 and (rows.length == 0 or surely):
+            if surely or rows.n <= most:
+                var blocks = 1
+                comptime if t.is_cluster():
+                    blocks = t.cluster_blocks(rows.n, _room[S](t, width))
                 resident[finish, t, width, edged, aligned](
-                    y,
-                    x,
-                    rows,
-                    queue,
-                    blocks=t.cluster_blocks(rows.n, room),
+                    y, x, rows, queue, blocks=blocks
                 )
                 return
-        else:
-            if rows.n // width <= t.up_to:
-                resident[finish, t, width, edged, aligned](y, x, rows, queue)
-                return
-    streaming_computed[finish](y, x, rows, queue)
+        comptime if not surely:
+            _by[finish, width, edged, aligned, line + 1](y, x, rows, queue)
+
+
+def _longest[S: RowSource](t: Team, width: Int, edged: Bool) -> Int:
+    """Returns the longest row that a line of the table takes, in elements, for use at compile time.
+    """
+    if t.is_cluster():
+        return PORTABLE_BLOCKS * _room[S](t, width)
+    var whole = t.up_to * width
+    if edged and not S.Line.in_memory and whole <= ONE_BY_ONE:
+        # What is never longer than that has its elements one by one.
+        return 0
+    return whole + width - 1
 
 
 def _room[S: RowSource](t: Team, width: Int) -> Int:

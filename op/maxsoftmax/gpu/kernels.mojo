@@ -22,7 +22,7 @@ from ..io.source import RowSource
 from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .dispatch import auto, resident_fits
+from .dispatch import auto, resident_fits, surely_fits
 from .dispatch_computed import computed
 from .dispatch_strided import strided
 from .fallback import fallback
@@ -89,7 +89,10 @@ struct Gpu(Kernels):
             comptime if dtype != DType.float64:
                 if resident_fits[finish](target, source, rows, queue):
                     return
-            streaming_computed[finish](target, source, rows, queue)
+            comptime if dtype == DType.float64 or not surely_fits[
+                MemorySource[dtype], Into[out_dtype]
+            ](finish, rows.length):
+                streaming_computed[finish](target, source, rows, queue)
 
     @staticmethod
     def max_sum_apart[
@@ -133,7 +136,11 @@ struct Gpu(Kernels):
                 strided[finish](to, of_y, rows, queue, dy)
             else:
                 comptime if dtype != DType.float64:
-                    if not resident_fits[finish](to, of_y, rows, queue, dy):
+                    if resident_fits[finish](to, of_y, rows, queue, dy):
+                        return
+                    comptime if not surely_fits[
+                        MemorySource[dtype], MemoryTarget[dtype]
+                    ](finish, rows.length):
                         streaming[Products[dtype, log], finish](
                             dx, y, dy, rows, queue
                         )
@@ -239,6 +246,7 @@ struct Gpu(Kernels):
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
+        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
@@ -248,7 +256,7 @@ struct Gpu(Kernels):
     ) raises:
         """Writes softmax of what is made of logits."""
         comptime finish = Finish.PROBABILITIES
-        var rows = Rows.of[AXIS](forms.shape)
+        var rows = Rows[length].of[AXIS](forms.shape)
         var target = Into[out_dtype](
             IntoMemory(), y, {rows.outer, rows.n, rows.inner}, out_scale
         )
@@ -325,6 +333,7 @@ struct Gpu(Kernels):
         y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Logits[Fusion, in_dtype, rank, axis, causal],
         sink: Logits[Sink, in_dtype, rank, axis, False],
+        rows: Rows,
         queue: Queue,
     ) raises:
         """Writes softmax of logits that are computed as they are read, or its logarithm.
@@ -333,12 +342,12 @@ struct Gpu(Kernels):
         @inline(.always)
         def by[S: RowSource](source: S) raises {imm}:
             comptime if axis != rank - 1:
-                strided[finish](y, source, x.rows(), queue)
+                strided[finish](y, source, rows, queue)
             elif in_dtype == DType.float64:
                 # Not worth kernels of its own.
-                streaming_computed[finish](y, source, x.rows(), queue)
+                streaming_computed[finish](y, source, rows, queue)
             else:
-                computed[finish](y, source, x.rows(), queue)
+                computed[finish](y, source, rows, queue)
 
         comptime if has_sink:
             by(WithSink(x, sink))

@@ -151,9 +151,10 @@ def streaming_computed[
         comptime width = vector_width[
             S.Line.elements, S.Line.in_memory, T.Line.stored
         ]()
-        if whole_vectors[width](y, x, rows):
-            launch[width]()
-        else:
-            launch[width, aligned=False]()
+        comptime if rows.length % width == 0:
+            if whole_vectors[width](y, x, rows):
+                launch[width]()
+                return
+        launch[width, aligned=False]()
     else:
         launch[1]()

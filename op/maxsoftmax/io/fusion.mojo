@@ -7,7 +7,7 @@ version of MAX do it otherwise, nothing is seen, which is slower, and as correct
 from std.reflection import reflect
 from std.sys import is_gpu, size_of
 from std.utils import IndexList
-from extensibility.managed_tensor_slice import InputFusion
+from extensibility.managed_tensor_slice import InputFusion, StaticTensorSpec
 
 from .rows import check_row_major, Source
 
@@ -77,6 +77,27 @@ def address[
     ref tensor = Pointer(to=plain).unsafe_bitcast[_Tensor[dtype, rank]]()[]
     check_row_major(tensor.shape, tensor.strides)
     return tensor.pointer
+
+
+def known_length[
+    dtype: DType,
+    rank: Int,
+    //,
+    spec: StaticTensorSpec[dtype, rank, ...],
+    axis: Int,
+]() -> Int:
+    """Returns the length of an axis of a tensor if the graph says it, else 0.
+
+    Parameters:
+        dtype: The tensor's dtype.
+        rank: Its number of dimensions.
+        spec: What is known of it.
+        axis: The axis, counted from 0.
+    """
+    comptime length = spec.static_layout._shape_types[axis]
+    comptime if length.is_static_value:
+        return Int(length.static_value)
+    return 0
 
 
 def alignment[

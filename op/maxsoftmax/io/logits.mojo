@@ -65,7 +65,7 @@ struct Logits[
         self.beyond = beyond
 
     @inline(.always)
-    def rows(self) -> Rows:
+    def rows(self) -> Rows[]:
         """Returns how the tensor is divided into rows."""
         return Rows.of[Self.axis](self.shape)
 

@@ -7,8 +7,11 @@ comptime VECTOR_BYTES = 16
 """The widest access that a thread of a GPU can make."""
 
 
-struct Rows(TrivialRegisterPassable):
+struct Rows[length: Int = 0](TrivialRegisterPassable):
     """A row-major tensor seen as (outer, n, inner), whose rows run along the middle axis with stride `inner`.
+
+    Parameters:
+        length: Is n, if that is known at compile time, so that only the kernels for it are compiled; else 0.
     """
 
     var outer: Int
@@ -23,6 +26,11 @@ struct Rows(TrivialRegisterPassable):
         self.outer = outer
         self.n = n
         self.inner = inner
+
+    @implicit
+    def __init__(out self: Rows[], rows: Rows[_]):
+        """The same, of a length that is not known at compile time."""
+        self = {rows.outer, rows.n, rows.inner}
 
     @staticmethod
     def of[axis: Int](shape: IndexList) -> Self:

@@ -8,6 +8,7 @@ from .forms import AXIS, Forms, spread
 from ..io.fusion import alignment
 from ..io.logits import Logits
 from ..io.results import Results
+from ..io.rows import Rows
 from ..kernels import Kernels
 from ..math.online import accumulator
 from ..queue import Queue
@@ -27,6 +28,7 @@ def made_softmax[
     y: Results[Out, out_dtype, rank, axis, epilogue],
     fusion: Fusion,
     forms: Forms[of],
+    rows: Rows,
     queue: Queue,
 ) raises:
     """Writes softmax of what `forms` makes of what `fusion` loads.
@@ -45,6 +47,7 @@ def made_softmax[
         y: Probabilities.
         fusion: What is loaded.
         forms: What is made of it.
+        rows: How the tensor is divided into rows.
         queue: Where to compute.
     """
     comptime accum = accumulator[of]()
@@ -62,6 +65,7 @@ def made_softmax[
         Logits[Sinks[of, axis], accum, rank, axis, False](
             Sinks[of, axis](forms), ones, forms.masked
         ),
+        rows,
         queue,
     )
 

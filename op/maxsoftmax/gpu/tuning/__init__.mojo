@@ -1,7 +1,15 @@
 """What was measured of GPUs, a file a kind of GPU."""
 
 from ..hardware.cluster import has_clusters
-from .configuration import HAS_ROOM, Stream, Strip, Team, Units, slots
+from .configuration import (
+    HAS_ROOM,
+    line_for,
+    Stream,
+    Strip,
+    Team,
+    Units,
+    slots,
+)
 from .searched import KIND, Searched
 from .sm90 import Sm90
 from .tuning import Generic, ONE_BY_ONE, Tuning

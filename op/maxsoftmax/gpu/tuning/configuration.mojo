@@ -158,6 +158,22 @@ struct Team(TrivialRegisterPassable):
         return room if self.up_to == HAS_ROOM else min(room, self.up_to)
 
     @inline(.always)
+    def takes(self, n: Int, width: Int, slots: Int) -> Bool:
+        """Returns whether there is room for rows in memory, and they are of those that are meant.
+
+        Args:
+            n: Their length.
+            width: Elements of 16 bytes.
+            slots: As of `room`.
+        """
+        var vectors = n // width
+        var room = self.room(slots)
+        if self.is_cluster():
+            return vectors <= PORTABLE_BLOCKS * room
+        var length = vectors if self.in_vectors else n
+        return length <= room and self.lengths.are(n % width == 0)
+
+    @inline(.always)
     def cluster_blocks(self, length: Int, room: Int) -> Int:
         """Returns how many blocks of a cluster share a row of some length.
 
@@ -205,6 +221,30 @@ struct Units(TrivialRegisterPassable):
         self.packed_up_to = packed_up_to
         self.blocks = blocks
         self.lengths = lengths
+
+    @inline(.always)
+    def takes(self, n: Int, width: Int) -> Bool:
+        """Returns whether rows of length `n`, of vectors of `width`, are meant.
+        """
+        return self.above < n <= self.up_to and self.lengths.are(n % width == 0)
+
+
+def line_for(table: List[Team], n: Int, width: Int, slots: Int) -> Int:
+    """Returns the first line that takes rows, `len(table)` if none does: arguments are as of `Team.takes`.
+    """
+    for i in range(len(table)):
+        if table[i].takes(n, width, slots):
+            return i
+    return len(table)
+
+
+def line_for(table: List[Units], n: Int, width: Int) -> Int:
+    """Returns the line that takes rows, `len(table)` if none does: arguments are as of `Units.takes`.
+    """
+    for i in range(len(table)):
+        if table[i].takes(n, width):
+            return i
+    return len(table)
 
 
 def slots() -> Int:

@@ -157,7 +157,7 @@ struct _Gradient[dtype: DType, rows: SIMDLength](Operation):
     var dlog_probs: Source[Self.accum]
     var dentropy: Source[Self.accum]
     var has_entropy: Bool
-    var shape: Rows
+    var shape: Rows[]
 
     @inline(.always)
     def state(
