@@ -1,4 +1,4 @@
-"""Graphs that say how long rows are: only the kernels for that length are compiled, and bits are those of any length."""
+"""Graphs that say how long rows are: the kernels for that length only are compiled, and have the bits of any length."""
 
 import maxsoftmax
 import numpy as np
