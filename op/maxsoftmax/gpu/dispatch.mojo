@@ -160,7 +160,11 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
     comptime wide = size_of[S.elements]() > 2
     if finish.is_gradient():
         return Tuned.backward(wide, finish == Finish.GRADIENT_OF_LOGARITHMS)
-    return Tuned.resident(wide, finish == Finish.PAIR)
+    return Tuned.resident(
+        wide,
+        finish == Finish.PAIR,
+        S.Line.hidden or (S.Line.scaled and not S.is_causal),
+    )
 
 
 def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:

@@ -21,7 +21,7 @@ struct Searched(Tuning):
     comptime streams = KIND == "streaming"
 
     @staticmethod
-    def resident(wide: Bool, pairs: Bool) -> List[Team]:
+    def resident(wide: Bool, pairs: Bool, made: Bool) -> List[Team]:
         comptime if KIND == "whole":
             comptime up_to = _number[1]() * _number[2]()
             return [

@@ -9,8 +9,8 @@ struct Sm90(Tuning):
     """What clusters add."""
 
     @staticmethod
-    def resident(wide: Bool, pairs: Bool) -> List[Team]:
-        var table = Self.in_registers(wide)
+    def resident(wide: Bool, pairs: Bool, made: Bool) -> List[Team]:
+        var table = Self.in_registers(wide, made)
         if not pairs:
             # Few rows would be faster over more of the GPU, but the bits of a row may not depend on how many others there are.
             table += [
