@@ -189,8 +189,8 @@ def masked_softmax[
         x.in_fusion,
         x.shape(),
         masked,
-        alignment(x.in_fusion, x.shape()),
-        beyond,
+        alignment=alignment(x.in_fusion, x.shape()),
+        beyond=beyond,
     )
     var sinks = Logits[sink.InFusion, x.dtype, x.rank, axis, False](
         sink.in_fusion, sink.shape(), masked

@@ -11,8 +11,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from maxsoftmax import Cpu
 from maxsoftmax.io.logits import Logits
 from maxsoftmax.io.results import Results
-from maxsoftmax.io.rows import Rows
-from maxsoftmax.io.rows import Source
+from maxsoftmax.io.rows import Rows, Source
 from maxsoftmax.ops.finish import Finish
 
 comptime F = DType.float32

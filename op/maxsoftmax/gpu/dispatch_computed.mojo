@@ -63,6 +63,15 @@ def _by[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Rows of whole vectors, which are aligned as in MAX's own elementwise kernels, whose loads these are; or rows that have edges;
     or, one by one, others.
+
+    Parameters:
+        S: As of `computed`.
+        T: As of `computed`.
+        finish: As of `computed`.
+        width: Elements a vector.
+        edged: As of `resident`.
+        aligned: As of `resident`.
+        line: The first line of the table that is looked at.
     """
     comptime table = Tuned.computed(size_of[S.Line.held]() > 2, width)
     comptime if line == len(table):

@@ -63,7 +63,7 @@ def _by[
     dealt: Bool = False,
     line: Int = 0,
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
-    """Columns that are taken by vectors of `width`, or by as many that are dealt.
+    """Columns that are taken by vectors of `width`, or by as many that are `dealt`, from a `line` of the table on.
     """
     comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1

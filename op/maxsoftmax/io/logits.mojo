@@ -8,7 +8,7 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 from extensibility.managed_tensor_slice import InputFusion
 
-from .fusion import alignment, piece_width
+from .fusion import piece_width
 from .source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
 from .rows import Positions, Rows
@@ -55,6 +55,7 @@ struct Logits[
         fusion: Self.Fusion,
         shape: IndexList[Self.rank],
         masked: Bool,
+        *,
         alignment: Int = 1,
         beyond: Int = 0,
     ):
@@ -184,7 +185,7 @@ struct Row[
 
     @inline(.always)
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
-        """Returns the elements from `i` on, whose index is a multiple of `width`.
+        """Returns the elements from `i` on, the first of which can be read together with `width - 1` others: see `RowSource.is_aligned`.
         """
         return self._loaded[Self.held, width, width](i)
 
@@ -202,7 +203,7 @@ struct Row[
 
         Parameters:
             width: How many.
-            alignment: Of how many elements the index of the first is surely a multiple, the row's own included.
+            alignment: How many can be read at a time.
 
         Args:
             i: Where in the row.

@@ -195,7 +195,7 @@ struct ResultRow[
     def store[
         accum: DType, width: SIMDLength, //, aligned: Bool
     ](self, i: Int, values: SIMD[accum, width]):
-        """Writes the elements from `i` on, a multiple of `width`, if they are aligned.
+        """Writes the elements from `i` on, one by one or handed on as such if they are not aligned.
         """
         comptime if aligned:
             self.store[alignment=Int(width)](i, values)
@@ -214,7 +214,7 @@ struct ResultRow[
         Parameters:
             accum: Dtype of the arithmetic.
             width: How many.
-            alignment: Of how many elements the index of the first is surely a multiple, the row's own included.
+            alignment: How many can be written at a time.
 
         Args:
             i: Where in the row.

@@ -174,9 +174,9 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
 
     @inline(.always)
     def is_aligned[width: Int](self) -> Bool:
-        """Returns whether `width` elements can be read at a time where the address of the first, of computed ones its place, is a multiple of as many.
+        """Returns whether `width` elements that are computed can be read at a time where the place of the first is a multiple of as many.
         """
-        return True
+        return False
 
     @inline(.always)
     def is_masked(self) -> Bool:

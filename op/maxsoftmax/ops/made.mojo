@@ -59,8 +59,8 @@ def made_softmax[
             Made[Fusion, of, axis](fusion, forms),
             y.shape,
             forms.masked,
-            alignment(fusion, y.shape),
-            forms.beyond if forms.causal else forms.shape[AXIS],
+            alignment=alignment(fusion, y.shape),
+            beyond=forms.beyond if forms.causal else forms.shape[AXIS],
         ),
         Logits[Sinks[of, axis], accum, rank, axis, False](
             Sinks[of, axis](forms), ones, forms.masked

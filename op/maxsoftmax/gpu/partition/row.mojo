@@ -67,7 +67,7 @@ struct Part[
     var edges: UInt32
     """How far the block's first vector is from its first element, and the lengths of head and tail, 8 bits each."""
     var aligned: Bool
-    """Whether the vectors of y are aligned, as those of x are."""
+    """Whether the vectors of y are aligned."""
 
     @inline(.always)
     def __init__(

@@ -25,7 +25,8 @@ trait Tuning:
         Args:
             wide: Whether elements have 4 bytes, not 2.
             pairs: Whether all that is written are pairs.
-            made: Whether elements are scaled, or hidden by a mask of bools.
+            made: Whether elements are scaled, or hidden by a mask of bools; False for scaled ones of causal rows, of which those that end early were
+                slower so.
         """
         var table = Self.in_registers(wide, made)
         if not pairs:
@@ -320,7 +321,7 @@ def most_vectors(width: Int) -> Int:
 
 
 def threads(vectors: Int, width: Int) -> Int:
-    """Returns how many threads of computed logits a multiprocessor is to hold.
+    """Returns how many threads of logits that are computed, or made of elements, a multiprocessor is to hold.
 
     Left alone, the assembler has more loads under way in half as many threads, of 8 vectors: 1.5 times as long at 8192
     columns of float32.
