@@ -12,11 +12,11 @@ from .ops.forms import Class, Forms
 from .ops.made import made_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
-from .io.fusion import address, alignment, is_plain, known_length
+from .io.fusion import address, alignment, is_plain, rows_of
 from .io.logits import Logits
 from .io.results import Results
 from .queue import Queue
-from .io.rows import Rows, Source
+from .io.rows import Source
 
 comptime KernelsOf[target: StaticString]: Kernels = Cpu if is_cpu[
     target
@@ -55,7 +55,7 @@ def softmax[
     """
     comptime plain = is_plain[x.InFusion, x.rank, has_prologue_fusion]()
     comptime contiguous = axis == x.rank - 1
-    var rows = Rows[known_length[x.static_spec, axis]()].of[axis](x.shape())
+    var rows = rows_of[x.static_spec, axis](x.shape())
     if rows.is_empty():
         return
     comptime if plain and not has_epilogue_fusion:
@@ -107,6 +107,7 @@ def formed_softmax[
     """
     if forms.is_empty():
         return
+    var rows = rows_of[x.static_spec, axis](x.shape())
     var memory = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     comptime if (
         is_plain[x.InFusion, x.rank, has_prologue_fusion]()
@@ -117,11 +118,11 @@ def formed_softmax[
             y.dtype,
             axis == x.rank - 1,
             known,
-            known_length[x.static_spec, axis](),
         ](
             memory,
             address[x.dtype, x.rank](x.in_fusion),
             forms,
+            rows,
             out_scale,
             queue,
         )
@@ -132,7 +133,7 @@ def formed_softmax[
             ),
             x.in_fusion,
             forms,
-            Rows[known_length[x.static_spec, axis]()].of[axis](x.shape()),
+            rows,
             queue,
         )
 
@@ -171,7 +172,7 @@ def masked_softmax[
         queue: The device.
         out_scale: What results of float8 are multiplied by.
     """
-    var rows = Rows[known_length[x.static_spec, axis]()].of[axis](x.shape())
+    var rows = rows_of[x.static_spec, axis](x.shape())
     if rows.is_empty():
         return
     var results = Results[

@@ -145,17 +145,16 @@ trait Kernels:
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
-        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
         forms: Forms[dtype],
+        rows: Rows,
         out_scale: Float64,
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale. Of forms of
-        which it is `known` at compile time that they are of that class only the kernels for these are compiled; so it is with the length of rows, if
-        `length` is not 0.
+        which it is `known` at compile time that they are of that class only the kernels for these are compiled.
         """
         ...
 

@@ -32,7 +32,7 @@ from .ops.token_log_probs import (
     token_log_probs,
     token_log_probs_backward,
 )
-from .io.fusion import known_length
+from .io.fusion import rows_of
 from .io.rows import Rows, Source, Target, check_row_major
 
 
@@ -455,7 +455,7 @@ struct SoftmaxBackward:
             _target(dx),
             _source(y),
             _source(dy),
-            Rows[known_length[y.static_spec, axis]()].of[axis](y.shape()),
+            rows_of[y.static_spec, axis](y.shape()),
             ctx,
         )
 

@@ -11,6 +11,7 @@ from maxsoftmax.ops.forms import (
     Operand,
     RANK,
 )
+from maxsoftmax.io.rows import Rows
 from maxsoftmax.math.online import accumulator
 from maxsoftmax.queue import Queue
 from here import Here
@@ -108,6 +109,7 @@ struct FormedSoftmax(Op):
                 pointers.target[OUT_DTYPE](0),
                 pointers.source[DTYPE](1),
                 forms,
+                Rows.of[AXIS](forms.shape),
                 call.out_scale(OUT_SCALE),
                 queue,
             )

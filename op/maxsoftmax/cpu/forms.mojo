@@ -45,6 +45,7 @@ def formed[
     y: Target[out_dtype],
     x: Source[dtype],
     forms: Forms[dtype],
+    rows: Rows,
     out_scale: Float64,
     queue: Queue,
 ) raises:
@@ -60,6 +61,7 @@ def formed[
         y: Probabilities.
         x: Logits.
         forms: What is made of them.
+        rows: How the tensor is divided into rows.
         out_scale: What probabilities of float8 are multiplied by.
         queue: Where to compute.
     """
@@ -68,7 +70,6 @@ def formed[
     var shape = IndexList[rank]()
     comptime for i in range(rank):
         shape[i] = forms.shape[i]
-    var rows = Rows.of[AXIS](shape)
     made_softmax[K, AXIS](
         Results[IntoMemory, out_dtype, rank, AXIS, False](
             IntoMemory(), y, shape, out_scale

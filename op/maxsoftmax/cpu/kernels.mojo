@@ -176,16 +176,16 @@ struct Cpu(Kernels):
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
-        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
         forms: Forms[dtype],
+        rows: Rows,
         out_scale: Float64,
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
-        formed[Self, contiguous](y, x, forms, out_scale, queue)
+        formed[Self, contiguous](y, x, forms, rows, out_scale, queue)
 
     @staticmethod
     def fused[

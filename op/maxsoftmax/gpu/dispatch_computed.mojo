@@ -34,12 +34,11 @@ def computed[
             _by[finish, width, edged=True](y, x, rows, queue)
             return
     else:
-        comptime may_be_whole = rows.length % width == 0
-        comptime if may_be_whole:
+        comptime if rows.length % width == 0:
             if whole_vectors[width](y, x, rows):
                 _by[finish, width, edged=False](y, x, rows, queue)
                 return
-        comptime if rows.length == 0 or not may_be_whole:
+        comptime if rows.length == 0 or rows.length > ONE_BY_ONE:
             if rows.n > ONE_BY_ONE:
                 if x.is_aligned[width]():
                     _by[finish, width, edged=True](y, x, rows, queue)
@@ -48,7 +47,8 @@ def computed[
                         y, x, rows, queue
                     )
                 return
-    _by[finish, 1, edged=False](y, x, rows, queue)
+    comptime if rows.length <= ONE_BY_ONE:
+        _by[finish, 1, edged=False](y, x, rows, queue)
 
 
 def _by[

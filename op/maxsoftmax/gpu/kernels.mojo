@@ -246,17 +246,16 @@ struct Gpu(Kernels):
         out_dtype: DType,
         contiguous: Bool,
         known: Class = Class.ANY,
-        length: Int = 0,
     ](
         y: Target[out_dtype],
         x: Source[dtype],
         forms: Forms[dtype],
+        rows: Rows,
         out_scale: Float64,
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
         comptime finish = Finish.PROBABILITIES
-        var rows = Rows[length].of[AXIS](forms.shape)
         var target = Into[out_dtype](
             IntoMemory(), y, {rows.outer, rows.n, rows.inner}, out_scale
         )

@@ -9,7 +9,7 @@ from std.sys import is_gpu, size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import InputFusion, StaticTensorSpec
 
-from .rows import check_row_major, Source
+from .rows import check_row_major, Rows, Source
 
 comptime MOST_ALIGNED = 16
 """More neighbours than are read at a time."""
@@ -98,6 +98,27 @@ def known_length[
     comptime if length.is_static_value:
         return Int(length.static_value)
     return 0
+
+
+def rows_of[
+    dtype: DType,
+    rank: Int,
+    //,
+    spec: StaticTensorSpec[dtype, rank, ...],
+    axis: Int,
+](shape: IndexList[rank]) -> Rows[known_length[spec, axis]()]:
+    """Returns the view of a tensor along an axis, of a length that is known at compile time if the graph says it.
+
+    Parameters:
+        dtype: The tensor's dtype.
+        rank: Its number of dimensions.
+        spec: What is known of it.
+        axis: The axis, counted from 0.
+
+    Args:
+        shape: The tensor's shape.
+    """
+    return Rows[known_length[spec, axis]()].of[axis](shape)
 
 
 def alignment[
