@@ -10,7 +10,7 @@ from max.driver import Buffer
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
 from maxsoftmax._graph import runtime
-from maxsoftmax._graph.causal import say_causal
+from maxsoftmax._graph.spelled import take_over
 
 SHAPES = [(3, 5, 5), (2, 7, 4), (2, 4, 9), (1, 70, 70), (1, 300, 1023), (2, 3, 40_001), (1, 2, 700_001)]
 
@@ -126,20 +126,19 @@ def test_none_of_them_is_computed(model):
 
 def test_numbers_and_positions_may_come_from_the_host():
     # No GPU is needed to build a graph.
-    assert say_causal(graph_of(lambda x: (y for y, *_ in spelled_out(x)), device="gpu")) == COUNT
+    assert take_over(graph_of(lambda x: (y for y, *_ in spelled_out(x)), device="gpu")) == COUNT
 
 
 def test_nothing_else_is_taken_for_one():
-    assert say_causal(graph_of(not_causal)) == 0
+    assert take_over(graph_of(not_causal)) == 0
     # Kernels count at most four dimensions before the axis.
     shape = ("a", "b", "c", "d", "queries", "keys")
     assert (
-        say_causal(graph_of(lambda x: [ops.softmax(ops.where(whole(x)[0] >= whole(x)[1], x, low(x)))], shape=shape))
-        == 0
+        take_over(graph_of(lambda x: [ops.softmax(ops.where(whole(x)[0] >= whole(x)[1], x, low(x)))], shape=shape)) == 0
     )
 
 
 def test_it_says_so_once():
     graph = graph_of(lambda x: (y for y, *_ in spelled_out(x)))
-    assert say_causal(graph) == COUNT
-    assert say_causal(graph) == 0
+    assert take_over(graph) == COUNT
+    assert take_over(graph) == 0

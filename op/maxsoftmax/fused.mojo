@@ -1,6 +1,7 @@
 """Softmax between what MAX may have fused into its input and into its output: from memory to memory where it has not, and
 computed as it is read, or handed on as it is computed, elsewhere."""
 
+from extensibility import InputTensor
 from extensibility import _FusedInputTensor as FusedInputTensor
 from extensibility import _FusedOutputTensor as FusedOutputTensor
 
@@ -9,12 +10,11 @@ from max.gpu.host.info import is_cpu
 from .cpu.kernels import Cpu
 from .ops.finish import Finish
 from .ops.forms import Class, Forms
-from .ops.made import made_softmax
 from .gpu.kernels import Gpu
 from .kernels import Kernels
 from .io.fusion import address, alignment, is_plain, rows_of
 from .io.logits import Logits
-from .io.results import Results
+from .io.results import into_memory, Results
 from .queue import Queue
 from .io.rows import Source
 
@@ -80,61 +80,50 @@ def formed_softmax[
     target: StaticString,
     axis: Int,
     known: Class,
-    has_prologue_fusion: Bool,
     has_epilogue_fusion: Bool,
 ](
     y: FusedOutputTensor,
-    x: FusedInputTensor[rank=y.rank, ...],
+    x: InputTensor[rank=y.rank, ...],
+    logits: Source[x.dtype],
     forms: Forms[x.dtype],
     out_scale: Float64,
     queue: Queue,
 ) raises:
-    """Computes softmax of what `forms` makes of logits.
+    """Computes softmax of what `forms` makes of logits in memory.
 
     Parameters:
         target: Where to compute: "cpu" or "gpu".
         axis: Which axis sums to 1, counted from 0, as for `spread`.
         known: As for `Kernels.formed`.
-        has_prologue_fusion: Whether MAX fused anything into the input.
         has_epilogue_fusion: Whether MAX fused anything into the output.
 
     Args:
         y: Probabilities, of the shape of `x`.
         x: Logits.
+        logits: Where they are.
         forms: What is made of them.
         out_scale: What results of float8 are multiplied by.
         queue: The device.
     """
     if forms.is_empty():
         return
+    comptime K = KernelsOf[target]
+    comptime contiguous = axis == x.rank - 1
     var rows = rows_of[x.static_spec, axis](x.shape())
     var memory = y.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    comptime if (
-        is_plain[x.InFusion, x.rank, has_prologue_fusion]()
-        and not has_epilogue_fusion
-    ):
-        KernelsOf[target].formed[
-            x.dtype,
-            y.dtype,
-            axis == x.rank - 1,
-            known,
-        ](
-            memory,
-            address[x.dtype, x.rank](x.in_fusion),
+    comptime if has_epilogue_fusion:
+        K.formed[contiguous, known](
+            Results[y.OutFusion, y.dtype, y.rank, axis, True](
+                y.out_fusion, memory, y.shape(), out_scale
+            ),
+            logits,
             forms,
             rows,
-            out_scale,
             queue,
         )
     else:
-        made_softmax[KernelsOf[target], axis](
-            Results[y.OutFusion, y.dtype, y.rank, axis, has_epilogue_fusion](
-                y.out_fusion, memory, y.shape(), out_scale
-            ),
-            x.in_fusion,
-            forms,
-            rows,
-            queue,
+        K.formed[contiguous, known](
+            into_memory(memory, rows, out_scale), logits, forms, rows, queue
         )
 
 

@@ -142,19 +142,23 @@ trait Kernels:
     @staticmethod
     def formed[
         dtype: DType,
+        Out: OutputFusion,
         out_dtype: DType,
+        rank: Int,
+        axis: Int,
+        epilogue: Bool,
+        //,
         contiguous: Bool,
         known: Class = Class.ANY,
     ](
-        y: Target[out_dtype],
+        y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Source[dtype],
         forms: Forms[dtype],
         rows: Rows,
-        out_scale: Float64,
         queue: Queue,
     ) raises:
-        """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own; of float8 times a scale. Of forms of
-        which it is `known` at compile time that they are of that class only the kernels for these are compiled.
+        """Writes softmax of what is made of logits, none of whose dimensions is 0, in a dtype of its own. Of forms of which it is `known` at compile
+        time that they are of that class only the kernels for these are compiled.
         """
         ...
 

@@ -130,11 +130,10 @@ struct FormedSoftmax:
         scale: Int,
         temperature: Int,
         out_scale: Int,
-        has_prologue_fusion: Bool,
         has_epilogue_fusion: Bool,
     ](
         y: FusedOutputTensor,
-        x: FusedInputTensor[rank=y.rank, ...],
+        x: InputTensor[rank=y.rank, ...],
         scales: InputTensor[rank=y.rank, ...],
         mask: InputTensor[rank=y.rank, ...],
         temperatures: InputTensor[rank=y.rank, ...],
@@ -157,7 +156,6 @@ struct FormedSoftmax:
             scale: The bits of a Float64.
             temperature: The bits of a Float64.
             out_scale: What results of float8 are multiplied by, as the bits of a Float64.
-            has_prologue_fusion: Whether MAX, which passes this, fused anything into the input.
             has_epilogue_fusion: Whether MAX, which passes this, fused anything into the output.
 
         Args:
@@ -193,11 +191,10 @@ struct FormedSoftmax:
         comptime if has_sink:
             sink_of = _operand[x.dtype, axis](sink)
         var shape = spread[axis](x.shape(), 1)
-        fused.formed_softmax[
-            target, axis, known, has_prologue_fusion, has_epilogue_fusion
-        ](
+        fused.formed_softmax[target, axis, known, has_epilogue_fusion](
             y,
             x,
+            _source(x),
             Forms[x.dtype](
                 shape,
                 causal,

@@ -11,6 +11,7 @@ from maxsoftmax.ops.forms import (
     Operand,
     RANK,
 )
+from maxsoftmax.io.results import into_memory
 from maxsoftmax.io.rows import Rows
 from maxsoftmax.math.online import accumulator
 from maxsoftmax.queue import Queue
@@ -105,12 +106,16 @@ struct FormedSoftmax(Op):
 
         @inline(.always)
         def compute[contiguous: Bool]() raises {imm}:
-            Here.formed[DTYPE, OUT_DTYPE, contiguous](
-                pointers.target[OUT_DTYPE](0),
+            var rows = Rows.of[AXIS](forms.shape)
+            Here.formed[contiguous](
+                into_memory(
+                    pointers.target[OUT_DTYPE](0),
+                    rows,
+                    call.out_scale(OUT_SCALE),
+                ),
                 pointers.source[DTYPE](1),
                 forms,
-                Rows.of[AXIS](forms.shape),
-                call.out_scale(OUT_SCALE),
+                rows,
                 queue,
             )
 

@@ -1,42 +1,13 @@
 """Logits as attention has them, on a CPU: functions, which are called as they are read."""
 
-from std.sys import size_of
 from std.utils import IndexList
-from extensibility.managed_tensor_slice import InputFusion
 
-from ..ops.forms import AXIS, Forms, place_of, RANK, spread
-from ..ops.made import made_softmax
+from ..ops.forms import AXIS, Forms, RANK
+from ..ops.made import InMemory, made_softmax
 from ..kernels import Kernels
 from ..queue import Queue
 from ..io.results import IntoMemory, Results
 from ..io.rows import Rows, Source, Target
-
-
-@fieldwise_init
-struct _Memory[of: DType](InputFusion):
-    """Elements as they lie in row-major memory.
-
-    Parameters:
-        of: Their dtype.
-    """
-
-    var x: Source[Self.of]
-    """Where the first is."""
-    var shape: IndexList[RANK]
-    """The shape of `Forms`."""
-
-    @inline(.always)
-    def load[
-        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
-    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
-        """Returns elements."""
-        var place = place_of(spread[AXIS](idx, 0), self.shape)
-        return rebind[SIMD[dtype, simd_width]](
-            self.x.unsafe_load[
-                width=simd_width,
-                alignment=element_alignment * size_of[Self.of](),
-            ](place)
-        )
 
 
 def formed[
@@ -74,7 +45,7 @@ def formed[
         Results[IntoMemory, out_dtype, rank, AXIS, False](
             IntoMemory(), y, shape, out_scale
         ),
-        _Memory(x, forms.shape),
+        InMemory[dtype, AXIS](x, forms.shape),
         forms,
         rows,
         queue,

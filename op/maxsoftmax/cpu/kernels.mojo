@@ -4,6 +4,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from ..ops.finish import Finish
 from ..ops.forms import Class, Forms
+from ..ops.made import InMemory, made_softmax
 from ..kernels import Kernels
 from ..io.logits import Logits
 from ..math.loss import LossOptions, Targets, log_of_sum
@@ -173,19 +174,27 @@ struct Cpu(Kernels):
     @staticmethod
     def formed[
         dtype: DType,
+        Out: OutputFusion,
         out_dtype: DType,
+        rank: Int,
+        axis: Int,
+        epilogue: Bool,
+        //,
         contiguous: Bool,
         known: Class = Class.ANY,
     ](
-        y: Target[out_dtype],
+        y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Source[dtype],
         forms: Forms[dtype],
         rows: Rows,
-        out_scale: Float64,
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
-        formed[Self, contiguous](y, x, forms, rows, out_scale, queue)
+        comptime if epilogue:
+            var logits = InMemory[dtype, axis](x, forms.shape)
+            made_softmax[Self, axis](y, logits, forms, rows, queue)
+        else:
+            formed[Self, contiguous](y.memory, x, forms, rows, y.scale, queue)
 
     @staticmethod
     def fused[

@@ -7,6 +7,7 @@ from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 from ..ops.finish import Finish
 from ..ops.formed import FormedSource
 from ..ops.forms import AXIS, Class, Forms
+from ..ops.made import InMemory, made_softmax
 from ..ops.scaled_columns import ScaledSource
 from ..kernels import Kernels
 from ..io.less_target import LessTarget
@@ -15,7 +16,7 @@ from ..io.memory import MemorySource, MemoryTarget
 from ..math.loss import LossOptions, Targets
 from ..math.online import accumulator
 from ..queue import Queue
-from ..io.results import IntoMemory, Results
+from ..io.results import into_memory, Into, Results
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from ..io.sink import WithSink
 from ..io.source import RowSource
@@ -31,10 +32,6 @@ from .statistics import of_pairs
 from .streaming import streaming
 from .streaming_computed import streaming_computed
 from .streaming_operations import Products
-
-
-comptime Into[dtype: DType] = Results[IntoMemory, dtype, 3, 1, False]
-"""Memory of another dtype than that of the logits."""
 
 
 struct Gpu(Kernels):
@@ -79,9 +76,7 @@ struct Gpu(Kernels):
     ) raises:
         """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
         """
-        var target = Into[out_dtype](
-            IntoMemory(), y, {rows.outer, rows.n, rows.inner}, scale
-        )
+        var target = into_memory(y, rows, scale)
         comptime if not contiguous:
             strided[finish](target, MemorySource(x), rows, queue)
         else:
@@ -243,27 +238,32 @@ struct Gpu(Kernels):
     @staticmethod
     def formed[
         dtype: DType,
+        Out: OutputFusion,
         out_dtype: DType,
+        rank: Int,
+        axis: Int,
+        epilogue: Bool,
+        //,
         contiguous: Bool,
         known: Class = Class.ANY,
     ](
-        y: Target[out_dtype],
+        y: Results[Out, out_dtype, rank, axis, epilogue],
         x: Source[dtype],
         forms: Forms[dtype],
         rows: Rows,
-        out_scale: Float64,
         queue: Queue,
     ) raises:
         """Writes softmax of what is made of logits."""
         comptime finish = Finish.PROBABILITIES
-        var target = Into[out_dtype](
-            IntoMemory(), y, {rows.outer, rows.n, rows.inner}, out_scale
-        )
         comptime Formed[are: Class] = FormedSource[
             dtype, contiguous=contiguous, forms_are=are
         ]
         var are = forms.are()
-        comptime if not contiguous:
+        comptime if epilogue and not contiguous:
+            # Columns that are dealt, as those in memory may be, have to be written there.
+            var logits = InMemory[dtype, axis](x, forms.shape)
+            made_softmax[Self, axis](y, logits, forms, rows, queue)
+        elif not contiguous:
             comptime if dtype != DType.float64 and (
                 known.may_be(Class.SCALED) or known.may_be(Class.CUT)
             ):
@@ -271,20 +271,20 @@ struct Gpu(Kernels):
                     are == Class.CUT and not forms.causal
                 ):
                     strided[finish](
-                        target,
+                        y,
                         ScaledSource(x, forms.scaled()),
                         rows,
                         queue,
                     )
                     return
-            strided[finish](target, Formed[Class.ANY](x, forms), rows, queue)
+            strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
             comptime if dtype != DType.float64:
                 comptime for scaled in [Class.SCALED, Class.CUT, Class.HIDDEN]:
                     comptime if known.may_be(scaled):
                         if are == scaled:
                             if resident_fits[finish](
-                                target,
+                                y,
                                 Formed[scaled](x, forms.scaled()),
                                 rows,
                                 queue,
@@ -295,23 +295,21 @@ struct Gpu(Kernels):
                         var source = Formed[Class.MASKED](x, forms)
                         comptime if dtype == DType.float32:
                             # By the vector, masks took 0.92 to 0.97 of the time, and the library 3 s more to build.
-                            if resident_fits[finish](
-                                target, source, rows, queue
-                            ):
+                            if resident_fits[finish](y, source, rows, queue):
                                 return
                         else:
                             if forms.are_biased(x):
                                 computed[finish](
-                                    target,
+                                    y,
                                     Formed[Class.BIASED](x, forms),
                                     rows,
                                     queue,
                                 )
                             else:
-                                computed[finish](target, source, rows, queue)
+                                computed[finish](y, source, rows, queue)
                             return
             streaming_computed[finish](
-                target, Formed[Class.ANY](x, forms), rows, queue
+                y, Formed[Class.ANY](x, forms), rows, queue
             )
 
     @staticmethod

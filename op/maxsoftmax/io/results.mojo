@@ -9,7 +9,7 @@ from .fusion import alignment, piece_width
 from .target import RowTarget, TargetColumn, TargetLine
 from .logits import unravel
 from .rounding import rounded
-from .rows import Positions, Target, unseen, VECTOR_BYTES
+from .rows import Positions, Rows, Target, unseen, VECTOR_BYTES
 
 
 @fieldwise_init
@@ -96,7 +96,16 @@ struct Results[
             memory = memory.unsafe_offset(
                 outer * self.shape[Self.axis] * step + inner
             )
-        return {self.fusion, memory, at, step, self.alignment, self.scale}
+        var place = UInt32(outer) * UInt32(self.shape[Self.axis])
+        return {
+            self.fusion,
+            memory,
+            at,
+            step,
+            place,
+            self.alignment,
+            self.scale,
+        }
 
     @inline(.always)
     def column(self, at: Positions) -> Self.Column:
@@ -132,6 +141,26 @@ struct Results[
         return "Results"
 
 
+comptime Into[dtype: DType] = Results[IntoMemory, dtype, 3, 1, False]
+"""Results in memory, of whatever rank."""
+
+
+def into_memory[
+    dtype: DType, //
+](y: Target[dtype], rows: Rows, scale: Float64) -> Into[dtype]:
+    """Returns results in memory.
+
+    Parameters:
+        dtype: Their dtype.
+
+    Args:
+        y: Where the first goes.
+        rows: How the tensor is divided into rows.
+        scale: What those of float8 are multiplied by.
+    """
+    return {IntoMemory(), y, {rows.outer, rows.n, rows.inner}, scale}
+
+
 @fieldwise_init
 struct ResultRow[
     Fusion: OutputFusion, dtype: DType, rank: Int, axis: Int, fused: Bool
@@ -156,6 +185,8 @@ struct ResultRow[
     """Where in the tensor the first element is."""
     var step: Int
     """The distance in memory between neighbours in the row."""
+    var place: UInt32
+    """Where in the tensor's row-major memory the first element would be, along the last axis: of that the lowest bits."""
     var alignment: Int
     """As of `Results`."""
     var scale: Float64
@@ -178,17 +209,18 @@ struct ResultRow[
         var result = self
         comptime if Self.fused:
             result.at[Self.axis] += start
+            result.place += UInt32(start)
         else:
             result.memory = self.memory.unsafe_offset(start * self.step)
         return result
 
     @inline(.always)
     def is_aligned[width: Int](self) -> Bool:
-        """Returns whether `width` elements can be written at a time; where they are handed on, if the place of the first is a multiple of it.
+        """Returns whether `width` elements can be written, or handed on, at a time.
         """
         comptime bytes = min(VECTOR_BYTES, width * size_of[Self.dtype]())
         comptime if Self.fused:
-            return self.alignment >= width
+            return self.alignment >= width and self.place % UInt32(width) == 0
         return UInt64(Int(self.memory)) % UInt64(bytes) == 0
 
     @inline(.always)

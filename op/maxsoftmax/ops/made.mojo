@@ -1,14 +1,15 @@
 """Logits as attention has them, as functions: what is made of elements that are computed, or loaded, as they are read."""
 
+from std.sys import size_of
 from std.utils import IndexList
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
 
 from .finish import Finish
-from .forms import AXIS, Forms, spread
+from .forms import AXIS, Forms, place_of, RANK, spread
 from ..io.fusion import alignment
 from ..io.logits import Logits
 from ..io.results import Results
-from ..io.rows import Rows
+from ..io.rows import Rows, Source
 from ..kernels import Kernels
 from ..math.online import accumulator
 from ..queue import Queue
@@ -68,6 +69,34 @@ def made_softmax[
         rows,
         queue,
     )
+
+
+@fieldwise_init
+struct InMemory[of: DType, axis: Int](InputFusion):
+    """Elements as they lie in row-major memory.
+
+    Parameters:
+        of: Their dtype.
+        axis: The axis of the softmax.
+    """
+
+    var x: Source[Self.of]
+    """Where the first is."""
+    var shape: IndexList[RANK]
+    """The shape of `Forms`."""
+
+    @inline(.always)
+    def load[
+        dtype: DType, rank: Int, simd_width: Int, element_alignment: Int = 1
+    ](self, idx: IndexList[rank]) -> SIMD[dtype, simd_width]:
+        """Returns elements."""
+        var place = place_of(spread[Self.axis](idx, 0), self.shape)
+        return rebind[SIMD[dtype, simd_width]](
+            self.x.unsafe_load[
+                width=simd_width,
+                alignment=element_alignment * size_of[Self.of](),
+            ](place)
+        )
 
 
 @fieldwise_init

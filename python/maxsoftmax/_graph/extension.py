@@ -130,10 +130,10 @@ def drop_into(graph: Graph) -> int:
     if not hasattr(graph, "_import_kernels"):
         raise TypeError(f"graph must be a max.graph.Graph, not {graph!r}")
     # What looks into graphs is loaded by whoever has one.
-    from maxsoftmax._graph.causal import say_causal
+    from maxsoftmax._graph.spelled import take_over
 
     graph._import_kernels([dropin()])
-    return say_causal(graph)
+    return take_over(graph)
 
 
 def distribution_version(*names: str) -> str:

@@ -12,7 +12,8 @@ from max.graph import ops as max_ops
 from maxsoftmax import _forms as forms
 from maxsoftmax._arguments import Out, accumulator, is_number
 from maxsoftmax._forms import Forms
-from maxsoftmax.ops._along import result_type
+from maxsoftmax._graph.values import is_fused
+from maxsoftmax.ops._along import along_op, result_type
 from maxsoftmax.ops._values import add_op, bits_of, check_own
 
 _OPERANDS = ("scale", "mask", "temperature", "sink")
@@ -35,7 +36,8 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
         if getattr(wanted, name) is not None and name not in numbers
     }
     plain = all(lies and operand.dtype in (wide, x.dtype, DType.bool) for operand, lies in tensors.values())
-    if plain and {"mask", "sink"}.isdisjoint(numbers) and axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER:
+    counted = axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER
+    if plain and {"mask", "sink"}.isdisjoint(numbers) and counted and not is_fused(x._mlir_value):
         operands = {name: operand for name, (operand, _) in tensors.items()}
         return _of_memory(x, operands, numbers, type, {**shared, "from_start": False, "beyond": 0})
     scale, mask, temperature, sink = (
@@ -59,20 +61,39 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
     return y
 
 
-def causal_softmax(x: TensorValue, axis: int, scale: float, from_start: bool, beyond: int) -> TensorValue:
-    """Adds softmax of `x * scale` in which a query sees `beyond` keys after its own, and gives NaN where it sees none.
+def spelled_softmax(
+    x: TensorValue,
+    axis: int,
+    dtype: DType,
+    scale: float,
+    *,
+    cut: tuple[bool, int] | None = None,
+    keep: TensorValue | None = None,
+) -> TensorValue:
+    """Adds softmax of `x * scale` as a graph spells it out: a row that is masked as a whole is NaN.
 
-    Queries and keys are counted from the first of each, or from the last.
+    Args:
+        x: Logits.
+        axis: The axis that sums to 1, counted from 0.
+        dtype: That of the results.
+        scale: A positive number.
+        cut: Whether queries and keys are counted from the first of each, not from the last, and how many keys after
+            its own a query sees; it sees all if None.
+        keep: Bools in memory that broadcast to `x`, False where an element takes no part.
     """
-    type, written = result_type(x, None)
-    cut = {"axis": axis, "causal": True, "masked": False, "from_start": from_start, "beyond": beyond, **written}
-    return _of_memory(x, {}, {"scale": scale}, type, cut)
+    out = None if dtype == x.dtype else Out(dtype.name, 1.0)
+    if scale == 1.0 and cut is None and keep is None:
+        return along_op("softmax_fused", x, axis, out)
+    type, written = result_type(x, out)
+    from_start, beyond = cut or (False, 0)
+    options = {"axis": axis, "causal": cut is not None, "masked": False, "from_start": from_start, "beyond": beyond}
+    return _of_memory(x, {} if keep is None else {"mask": keep}, {"scale": scale}, type, {**options, **written})
 
 
 def _of_memory(
     x: TensorValue, operands: dict[str, TensorValue], numbers: dict[str, Any], type: TensorType, options: dict[str, Any]
 ) -> TensorValue:
-    """Adds the op that reads operands as they lie in memory, and `x` too, if nothing is fused into it."""
+    """Adds the op that reads `x` and operands as they lie in memory."""
     nothing = max_ops.constant(np.zeros([1] * len(x.shape), np.float32), DType.float32, x.device)
     laid = [_of_rank(len(x.shape), operands.get(name, nothing)) for name in _OPERANDS]
     kinds = {f"has_{name}": name in operands for name in _OPERANDS}

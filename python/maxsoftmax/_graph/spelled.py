@@ -1,0 +1,239 @@
+"""What a graph spells out around its softmaxes, as in cast(softmax(where(keep, cast(x) * 0.125, -inf))).
+
+`drop_into` hands it over to the kernels: what is masked by positions is then not read, and elements are read and kept
+as they lie in memory. Only what computes the same is taken: masks of -inf, not of large finite numbers, and casts that
+lose nothing before the last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from max._core import Block, Operation
+from max._core import Value as MlirValue
+from max._core.dialects import mo, rmo
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, StaticDim, TensorValue
+
+from maxsoftmax._graph.causal import causal
+from maxsoftmax._graph.values import constant, lies, tensor
+
+NARROW = (DType.bfloat16, DType.float16)
+"""Dtypes whose numbers are numbers of float32, too."""
+
+
+class Cut(NamedTuple):
+    """Which keys a query sees."""
+
+    from_start: bool
+    """Whether queries and keys are counted from the first, not from the last."""
+    beyond: int
+    """How many keys after its own."""
+
+
+class Masks(NamedTuple):
+    """What leaves out elements."""
+
+    cut: Cut | None = None
+    keep: TensorValue | None = None
+    """A tensor of bools in memory, True where an element takes part."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything that does."""
+        return self.cut is not None or self.keep is not None
+
+
+class Spelled(NamedTuple):
+    """A softmax and what is computed around it."""
+
+    x: TensorValue
+    scale: float
+    masks: Masks
+    dtype: DType
+    """That of the results which are used."""
+
+
+def take_over(graph: Graph) -> int:
+    """Has the kernels compute what a graph spells out around its softmaxes, and returns of how many."""
+    block = Block._from_cmlir(graph._graph_body)
+    users = _users(block)
+    # What was replaced is left to MAX, as what nobody uses.
+    softmaxes = [op for op in block if isinstance(op, rmo.MoReduceSoftmaxOp) and users[op.results[0]]]
+    found = [(op, spelled) for op in softmaxes if (spelled := _spelled(op, users[op.results[0]]))]
+    if not found:
+        return 0
+    # The functions of `ops` load what a graph is built with.
+    from maxsoftmax.ops._formed import spelled_softmax
+
+    results = {}
+    first, *_, output = block
+    # Behind a graph's output nothing can be added.
+    output.move_after(first)
+    try:
+        with graph:
+            for op, spelled in found:
+                before = len(block)
+                axis = op.axis % spelled.x.rank
+                y = spelled_softmax(spelled.x, axis, spelled.dtype, spelled.scale, **spelled.masks._asdict())
+                last = op
+                for added in list(block)[before:]:
+                    added.move_after(last)
+                    last = added
+                casts = spelled.dtype != tensor(op.results[0]).dtype
+                for replaced in users[op.results[0]] if casts else [op]:
+                    results[replaced.results[0]] = y._mlir_value
+    finally:
+        output.move_after(list(block)[-1])
+    for op in _operations(block):
+        for operand in _operands(op):
+            if operand.value in results:
+                operand.value = results[operand.value]
+    return len(found)
+
+
+def _operations(block: Block) -> Iterator[Any]:
+    for op in block:
+        yield op
+        for region in op.regions:
+            yield from _operations(region.front)
+
+
+def _operands(op: Any) -> Any:
+    """Returns an op's operands, also of those that have something else of that name."""
+    return Operation.operands.__get__(op)
+
+
+def _users(block: Block) -> defaultdict[MlirValue, list[Any]]:
+    """Returns which ops use each value, but for those whose own results nobody uses."""
+    users = defaultdict(list)
+    for op in _operations(block):
+        if not op.results or any(result.num_uses for result in op.results):
+            for operand in _operands(op):
+                users[operand.value].append(op)
+    return users
+
+
+def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
+    """Returns what a softmax is of, if there is something around it that the kernels had better know of."""
+    result = tensor(softmax.results[0])
+    axis = softmax.axis % result.rank
+    # As far as the kernel counts dimensions.
+    if axis > 4 or result.rank - axis > 2:
+        return None
+    value, scale, masks = softmax.operands[0].value, 1.0, Masks()
+    while True:
+        inner, factor = _unscaled(value)
+        if inner is value and _is_widened(value):
+            inner = value.owner.operands[0].value
+        if inner is value and not masks.any and isinstance(value.owner, rmo.SelectOp):
+            inner, masks = _unmasked(value, result, axis)
+        if inner is value or not 1e-30 < scale * factor < 1e30:
+            break
+        value, scale = inner, scale * factor
+    x, dtype = tensor(value), _used_dtype(result.dtype, users)
+    narrowed = x.dtype == dtype != result.dtype
+    # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
+    fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
+    if list(x.shape) != list(result.shape) or not fast or not (masks.any or narrowed):
+        return None
+    return Spelled(x, scale, masks, dtype)
+
+
+def _used_dtype(dtype: DType, users: list[Any]) -> DType:
+    """Returns the dtype that results are used in: another than float32 if all that uses them are casts to that."""
+    dtypes = {tensor(op.results[0]).dtype if isinstance(op, mo.CastOp) else dtype for op in users}
+    other = dtypes.pop()
+    return other if dtype == DType.float32 and other in NARROW and not dtypes else dtype
+
+
+def _is_widened(value: MlirValue) -> bool:
+    """Returns whether a tensor is one of other numbers that float32 has, too, cast to it."""
+    narrow = isinstance(value.owner, mo.CastOp) and tensor(value.owner.operands[0].value).dtype in NARROW
+    return narrow and tensor(value).dtype == DType.float32
+
+
+def _unscaled(value: MlirValue) -> tuple[MlirValue, float]:
+    """Returns what is multiplied by a positive number, or divided, and the factor."""
+    if not isinstance(value.owner, (rmo.MulOp, rmo.DivOp)):
+        return value, 1.0
+    left, right = (operand.value for operand in value.owner.operands)
+    divided = isinstance(value.owner, rmo.DivOp)
+    number = constant(right)
+    if number is None and not divided:
+        left, number = right, constant(left)
+    if not number or not 1e-30 < number < 1e30:
+        return value, 1.0
+    return left, 1 / number if divided else number
+
+
+def _unmasked(value: MlirValue, result: TensorValue, axis: int) -> tuple[MlirValue, Masks]:
+    """Returns what a `where` takes that is not -inf, and when; the same value if that is not known."""
+    condition, *cases = (operand.value for operand in value.owner.operands)
+    for inverted, (logits, low) in enumerate((cases, reversed(cases))):
+        if constant(low) == -np.inf:
+            masks = _masks(condition, bool(inverted), result, axis)
+            return (logits, masks) if masks else (value, Masks())
+    return value, Masks()
+
+
+def _masks(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> Masks | None:
+    """Returns what a condition, or its opposite, leaves out, if the kernels know all of it."""
+    masks = Masks()
+    for part, opposite in _parts(condition, inverted):
+        cut, keep = _cut(part, opposite, result, axis), _keep(part, opposite, result, axis)
+        if cut and masks.cut is None:
+            masks = masks._replace(cut=cut)
+        elif keep is not None and masks.keep is None:
+            masks = masks._replace(keep=keep)
+        else:
+            return None
+    return masks
+
+
+def _parts(condition: MlirValue, inverted: bool) -> Iterator[tuple[MlirValue, bool]]:
+    """Returns the tensors of bools, or their opposites, that are all True where a condition, or its opposite, is."""
+    op = condition.owner
+    if isinstance(op, rmo.MoNotOp):
+        yield from _parts(op.operands[0].value, not inverted)
+    elif isinstance(op, rmo.OrOp if inverted else rmo.AndOp):
+        for operand in op.operands:
+            yield from _parts(operand.value, inverted)
+    elif isinstance(op, rmo.BroadcastToOp):
+        # What it has fewer dimensions of, the kernels broadcast.
+        yield from _parts(op.operands[0].value, inverted)
+    else:
+        yield condition, inverted
+
+
+def _cut(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> Cut | None:
+    """Returns which keys a query sees if that is what a condition, or its opposite, says."""
+    along = (axis - 1 - result.rank, axis - result.rank)
+    said = causal(condition, inverted) if axis > 0 else None
+    if not said or (said.query, said.key) != along:
+        return None
+    queries, keys = (result.shape[dim] for dim in along)
+    if [tensor(condition).shape[dim] for dim in along] != [queries, keys]:
+        return None
+    for from_start, beyond in ((True, said.beyond), (False, said.beyond - (keys - queries))):
+        if isinstance(beyond, StaticDim):
+            return Cut(from_start, int(beyond))
+    return None
+
+
+def takes_bools(device: DeviceRef) -> bool:
+    """Returns whether the kernels are faster with bools in memory than with what MAX fuses."""
+    # Two cores took 0.8 to 1.5 of the time.
+    return bool(device.is_gpu())
+
+
+def _keep(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> TensorValue | None:
+    """Returns a condition if it is a mask as the kernels are fast with: in memory, a bool for each element of a row."""
+    mask = tensor(condition)
+    dims = list(zip(reversed(mask.shape), reversed(result.shape), strict=False))
+    fits = dims and dims[0][0] == dims[0][1] and all(mine in (1, theirs) for mine, theirs in dims)
+    alone = axis == result.rank - 1 and not inverted and takes_bools(result.device)
+    return mask if fits and alone and lies(condition) else None

@@ -1,0 +1,183 @@
+"""Masks of bools and casts that graphs spell out around a softmax, and what only looks like them."""
+
+import re
+
+import maxsoftmax
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special
+from emitted import load
+from max.driver import Buffer
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+from maxsoftmax._graph import runtime, spelled
+from maxsoftmax._graph.spelled import take_over
+
+BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
+SHAPES = [(3, 5, 5), (2, 7, 4), (2, 3, 1023), (1, 40, 2048), (1, 2, 40_001)]
+INPUTS = {"x": (BF16, "bqk"), "f": (F32, "bqk"), "keep": (DType.bool, "qk"), "padding": (DType.bool, "bk")}
+
+
+def low(x, number=-np.inf):
+    return ops.constant(number, x.dtype, x.device)
+
+
+def where(keep, x):
+    return ops.where(keep, x, low(x))
+
+
+def seen(x):
+    """Keys that are not after their query, of the shape of `x`."""
+    query, key = (
+        ops.range(0, dim, 1, out_dim=dim, dtype=DType.int64, device=x.device) for dim in (x.shape[1], x.shape[2])
+    )
+    return ops.broadcast_to(ops.unsqueeze(query, 1), x.shape) >= ops.broadcast_to(key, x.shape)
+
+
+def spelled_out(x, f, keep, padding):
+    """Softmaxes as graphs have them, and as NumPy has them of the same arguments and of what is causal."""
+    wide = ops.cast(x, F32)
+    yield ops.cast(ops.softmax(wide), BF16), lambda x, f, keep, padding, seen: (x, True)
+    yield ops.cast(ops.softmax(wide * 0.125), BF16), lambda x, f, keep, padding, seen: (x / 8, True)
+    yield ops.cast(ops.softmax(where(keep, wide * 0.5)), BF16), lambda x, f, keep, padding, seen: (x / 2, keep)
+    yield ops.cast(ops.softmax(ops.cast(where(keep, x), F32)), F16), lambda x, f, keep, padding, seen: (x, keep)
+    yield ops.softmax(where(keep, f)), lambda x, f, keep, padding, seen: (f, keep)
+    yield ops.softmax(where(keep, wide) * 0.25), lambda x, f, keep, padding, seen: (x / 4, keep)
+    rows = ops.unsqueeze(padding, 1)
+    yield ops.softmax(where(rows, x * 0.5)), lambda x, f, keep, padding, seen: (x / 2, padding[:, None])
+    spread = ops.broadcast_to(rows, f.shape)
+    yield ops.softmax(where(spread, f)), lambda x, f, keep, padding, seen: (f, padding[:, None])
+    dropped = ops.logical_not(keep)
+    yield ops.softmax(ops.where(dropped, low(f), f / 2.0)) * 3.0, lambda x, f, keep, padding, seen: (f / 2, keep)
+    both = ops.logical_and(ops.broadcast_to(keep, x.shape), seen(x))
+    yield ops.softmax(where(both, wide)), lambda x, f, keep, padding, seen: (x, keep & seen)
+    either = ops.logical_or(ops.logical_not(seen(x)), ops.broadcast_to(dropped, x.shape))
+    yield ops.softmax(ops.where(either, low(f), f * 2.0)), lambda x, f, keep, padding, seen: (f * 2, keep & seen)
+    yield ops.softmax(where(ops.logical_not(either), f)), lambda x, f, keep, padding, seen: (f, keep & seen)
+    yield ops.cast(ops.softmax(wide, axis=1), BF16), lambda x, f, keep, padding, seen: (x, "axis 1")
+    first = ops.softmax(where(keep, f))
+    yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, seen: (f, keep, 2)
+
+
+COUNT = 14
+"""How many softmaxes `spelled_out` has."""
+
+
+MASKED = 11
+"""How many have masks of bools, which are left alone on a CPU."""
+
+
+def others(x, f, keep, padding):
+    """What looks like them."""
+    wide = ops.cast(x, F32)
+    yield ops.softmax(ops.where(keep, f, low(f, -1e9)))
+    yield ops.softmax(ops.where(keep, low(f), f))
+    yield ops.softmax(where(f > 0.0, f))
+    yield ops.softmax(where(ops.cast(ops.cast(keep, DType.uint8), DType.bool), f))
+    yield ops.softmax(where(ops.logical_or(ops.broadcast_to(keep, f.shape), f > 0.0), f))
+    yield ops.softmax(where(keep, f), axis=1)
+    yield ops.softmax(where(ops.unsqueeze(padding, 2)[:, :1], f))
+    both = ops.logical_and(ops.broadcast_to(keep, f.shape), ops.broadcast_to(ops.unsqueeze(padding, 1), f.shape))
+    yield ops.softmax(where(both, f))
+    # Results that are used in float32, or are of other numbers than the logits.
+    yield ops.softmax(wide)
+    yield ops.cast(ops.softmax(wide), F16)
+    some = ops.softmax(wide)
+    yield some * ops.cast(ops.cast(some, BF16), F32)
+    yield ops.cast(ops.softmax(f), BF16)
+    yield ops.softmax(ops.cast(f, BF16))
+    yield ops.cast(ops.softmax(wide * -0.5), BF16)
+    yield ops.cast(ops.softmax(ops.cast(x + x, F32) * 0.5), BF16)
+    yield ops.softmax(where(keep, f + f))
+    yield ops.cast(ops.logsoftmax(wide), BF16)
+
+
+def graph_of(build, device="cpu"):
+    types = [TensorType(dtype, tuple(dims), DeviceRef(device)) for dtype, dims in INPUTS.values()]
+    with Graph("attention", input_types=types) as graph:
+        graph.output(*build(*(value.tensor for value in graph.inputs)))
+    return graph
+
+
+def results(*inputs):
+    return [y for y, _ in spelled_out(*inputs)]
+
+
+@pytest.fixture(scope="module")
+def model(device):
+    graph = graph_of(results, device)
+    with pytest.MonkeyPatch.context() as patch:
+        # A CPU can do so, too.
+        patch.setattr(spelled, "takes_bools", lambda device: True)
+        assert maxsoftmax.drop_into(graph) == COUNT
+    return load(graph, device)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_they_are_as_before(model, device, shape):
+    random = np.random.default_rng(1)
+    x = (random.standard_normal(shape) * 3).astype(ml_dtypes.bfloat16)
+    f = (random.standard_normal(shape) * 3).astype(np.float32)
+    keep, padding = (random.random(dims) < 0.7 for dims in (shape[1:], (shape[0], shape[2])))
+    # A row that is masked as a whole is NaN.
+    keep[0] = False
+    place, given = runtime.device(device), []
+    for array, (dtype, _) in zip((x, f, keep, padding), INPUTS.values(), strict=True):
+        bits = array.view(np.uint16) if dtype == BF16 else array
+        given.append(Buffer.from_numpy(bits).view(dtype, array.shape).to(place))
+    found = [y.to(runtime.device("cpu")) for y in model[0].execute(*given)]
+    last = np.arange(shape[2]) <= np.arange(shape[1])[:, None]
+    inputs = x.astype(np.float64), f.astype(np.float64), keep, padding, last
+    said = []
+    graph_of(lambda *values: [said.append(expected) or y for y, expected in spelled_out(*values)])
+    for i, (result, expected) in enumerate(zip(found, said, strict=True)):
+        bits = result.view(DType.uint16).to_numpy().view(ml_dtypes.bfloat16) if result.dtype == BF16 else None
+        y = (result.to_numpy() if bits is None else bits).astype(np.float64)
+        logits, mask, *factor = expected(*inputs)
+        axis = 1 if isinstance(mask, str) else -1
+        with np.errstate(invalid="ignore"):
+            masked = np.where(True if isinstance(mask, str) else mask, logits, -np.inf)
+            reference = scipy.special.softmax(masked, axis=axis) * (factor[0] if factor else 3 if i == 8 else 1)
+        rtol, atol = {F32: (5e-6, 1e-30), BF16: (8.1e-3, 1e-30), F16: (1.1e-3, 6e-8)}[result.dtype]
+        np.testing.assert_allclose(y, reference, rtol, atol, err_msg=f"graph {i}")
+
+
+def test_nothing_around_them_is_computed(model):
+    launches = model[1].launches()
+    softmaxes = [launch for launch in launches if "softmax" in launch]
+    assert len(softmaxes) == COUNT
+    computed = [launch for launch in launches if re.search(r"\b(cast|select|greater|Prologue)\b", launch)]
+    assert computed == [], launches
+
+
+def test_no_gpu_is_needed_to_find_them():
+    assert take_over(graph_of(results, "gpu")) == COUNT
+    assert take_over(graph_of(results, "cpu")) == COUNT - MASKED
+
+
+def test_nothing_else_is_taken_for_one():
+    assert take_over(graph_of(lambda *inputs: list(others(*inputs)), "gpu")) == 0
+
+
+def test_they_are_found_once():
+    graph = graph_of(results, "gpu")
+    assert take_over(graph) == COUNT
+    assert take_over(graph) == 0
+
+
+def test_what_follows_a_softmax_may_have_one():
+    def twice(x, f, keep, padding):
+        inner = ops.cast(ops.softmax(ops.cast(x, F32)), BF16)
+        return [ops.cast(ops.softmax(ops.cast(inner, F32)), BF16)]
+
+    graph = graph_of(twice)
+    assert maxsoftmax.drop_into(graph) == 2
+    loaded, emitted = load(graph, "cpu")
+    assert len([launch for launch in emitted.launches() if "softmax" in launch]) == 2
+    x = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(ml_dtypes.bfloat16)
+    rest = np.zeros((2, 3, 5), np.float32), np.zeros((3, 5), bool), np.zeros((2, 5), bool)
+    (y,) = loaded.execute(Buffer.from_numpy(x.view(np.uint16)).view(BF16, x.shape), *rest)
+    inner = scipy.special.softmax(x.astype(np.float64), axis=-1).astype(ml_dtypes.bfloat16)
+    expected = scipy.special.softmax(inner.astype(np.float64), axis=-1)
+    np.testing.assert_allclose(y.view(DType.uint16).to_numpy().view(ml_dtypes.bfloat16).astype(float), expected, 2e-2)
