@@ -109,13 +109,14 @@ def _kept(name: str, find: Callable[[], Path]) -> Path:
 def drop_into(graph: Graph) -> int:
     """Makes the softmaxes of a graph run on the kernels of this package, those that it has and those that it will have.
 
-    Of those that it has already and masks itself, so that a query sees no later key, nothing masked is read any more.
+    Around those that it has already it looks for what the kernels can do themselves: causal masks, where nothing that
+    is masked is read any more, masks of bools that lie in memory, on a GPU, and casts to float32 and back.
 
     Args:
         graph: Any graph; it may load `dropin()` already.
 
     Returns:
-        How many softmaxes were made causal.
+        Of how many softmaxes the kernels took over masks or casts.
 
     Raises:
         TypeError: If it is no graph.
