@@ -115,6 +115,29 @@ def test_rows_around_every_edge(device, beyond, dtype):
             np.testing.assert_allclose(y, attention(x, **options), rtol=rtol, atol=atol, err_msg=str(keys))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("beyond", [-1, 0, 3])
+def test_each_row_may_have_its_own_factor(device, beyond, dtype):
+    scale = np.array([0.5, -0.25, 0, -2, 1e-3], np.float32)[:, None]
+    temperature = np.linspace(0.5, 2, 5, dtype=np.float32)[:, None]
+    rtol, atol = (8.1e-3, 1e-35) if dtype == "bfloat16" else (4e-6, 1e-30)
+    for keys in [edge + beyond for edge in EDGES]:
+        x = logits((1, 2, 5, keys), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        for options in [
+            {"temperature": temperature},
+            {"scale": scale, "temperature": temperature, "sink": np.float32(0.3)},
+            {"scale": scale, "causal": True},
+            {"scale": -0.3},
+        ]:
+            y = maxsoftmax.softmax(x, device=device, **options)
+            reference = attention(x, **options)
+            np.testing.assert_allclose(y.astype(np.float64), reference, rtol=rtol, atol=atol, err_msg=str(keys))
+            if "temperature" in options:
+                one = {name: value[3:4] if np.ndim(value) else value for name, value in options.items()}
+                alone = maxsoftmax.softmax(x[:, 1:, 3:4].copy(), device=device, **one)
+                np.testing.assert_array_equal(alone.view(np.uint8), y[:, 1:, 3:4].view(np.uint8))
+
+
 COLUMN_EDGES = [4, 8, 16, 64, 128, 384, 672, 1024, 3072, 5376]
 """The same along another axis."""
 

@@ -267,9 +267,8 @@ struct Gpu(Kernels):
             comptime if dtype != DType.float64 and (
                 known.may_be(Class.SCALED) or known.may_be(Class.CUT)
             ):
-                if are == Class.SCALED or (
-                    are == Class.CUT and not forms.causal
-                ):
+                var scales = are == Class.SCALED or are == Class.CUT
+                if scales and forms.have_factor() and not forms.causal:
                     strided[finish](
                         y,
                         ScaledSource(x, forms.scaled()),

@@ -72,6 +72,8 @@ trait SourceLine(TrivialRegisterPassable):
     """Whether a logit is made of an element after it was loaded."""
     comptime scaled: Bool = False
     """Whether it is the element times `factor`."""
+    comptime signed: Bool = False
+    """Whether it may be minus that."""
     comptime hidden: Bool = False
     """Whether a mask in memory, a byte for each, says which elements take part; what is loaded is not masked yet."""
 
@@ -119,6 +121,12 @@ trait SourceLine(TrivialRegisterPassable):
         return 1
 
     @inline(.always)
+    def is_negative(self) -> Bool:
+        """Returns whether logits are minus elements times `factor`, where they are `signed`.
+        """
+        return False
+
+    @inline(.always)
     def is_mask_aligned[width: Int](self) -> Bool:
         """Returns whether `width` bytes of the mask are aligned, where the elements beside them are.
         """
@@ -159,6 +167,8 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
     """Whether rows may end before the tensor does."""
     comptime has_sink: Bool = False
     """Whether there is one more logit a row, in the denominator only."""
+    comptime reads_ahead: Bool = False
+    """Whether `line` reads what lies in memory."""
     comptime Line: SourceLine
     """What a thread reads of a row along the last axis."""
     comptime Column: SourceColumn

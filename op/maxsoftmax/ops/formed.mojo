@@ -34,6 +34,9 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     comptime is_causal = Self.forms_are != Class.SCALED
     comptime has_sink = Self.forms_are != Class.SCALED
     comptime Column = FormedColumn[Self.dtype]
+    comptime reads_ahead = not (
+        Self.forms_are == Class.SCALED or Self.forms_are == Class.HIDDEN
+    )
 
     var x: Source[Self.dtype]
     """Where the tensor is."""
@@ -71,6 +74,15 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 end = self.forms.length(at)
                 mask = _Along(self.forms.mask, at, 0)
             else:
+                comptime if Self.Line.signed:
+                    if self.forms.temperature.kind != Kind.NOTHING:
+                        # Not one number for all rows.
+                        var at = self._at(row, 0)
+                        var divisor = _Along(self.forms.temperature, at, 1)
+                        scale.number = (
+                            _Along(self.forms.scale, at, 1).number
+                            / divisor.number
+                        )
                 if self.forms.causal:
                     # Queries are counted fastest.
                     var at = IndexList[RANK](0)
@@ -252,6 +264,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime accum = accumulator[Self.dtype]()
     comptime in_memory = True
     comptime scaled = Self.forms_are.is_scaled()
+    comptime signed = Self.forms_are == Class.CUT
     comptime hidden = Self.forms_are == Class.HIDDEN
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum
@@ -377,8 +390,19 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
 
     @inline(.always)
     def factor(self) -> Float32:
-        """Returns what elements are multiplied by, if that is all."""
-        return self.scale.number.cast[DType.float32]()
+        """Returns what elements are multiplied by, if that is all: of `signed` ones the absolute value, and not 0, by which -inf would be NaN.
+        """
+        var factor = self.scale.number.cast[DType.float32]()
+        comptime if Self.signed:
+            comptime least = Float32(1.17549435e-38)
+            return least if factor == 0 else abs(factor)
+        else:
+            return factor
+
+    @inline(.always)
+    def is_negative(self) -> Bool:
+        """Returns whether they are multiplied by a negative number."""
+        return self.scale.number < 0
 
     @inline(.always)
     def limited[

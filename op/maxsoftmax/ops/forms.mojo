@@ -195,9 +195,9 @@ struct Class(Equatable, TrivialRegisterPassable):
     comptime SCALED = Self(0)
     """Numbers as scale and temperature, whose quotient is positive and finite, and nothing else."""
     comptime CUT = Self(3)
-    """The same, but causal, or with a sink."""
+    """Any numbers as scale and temperature, or tensors that are the same along each row; maybe causal, or with a sink."""
     comptime HIDDEN = Self(4)
-    """The same, and a mask of bools whose elements lie one after the other."""
+    """As `SCALED` or causal or with a sink, and a mask of bools whose elements lie one after the other."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -301,13 +301,29 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         """
         return self.scale.number_or(1) / self.temperature.number_or(1)
 
+    def are_numbers(self) -> Bool:
+        """Returns whether scale and temperature are numbers, or not there."""
+        return self.scale.is_known() and self.temperature.is_known()
+
+    def have_factor(self) -> Bool:
+        """Returns whether they are, and all logits are multiplied by a positive and finite number.
+        """
+        var factor = self.factor()
+        return (
+            self.are_numbers() and factor > 0 and factor < inf[factor.dtype]()
+        )
+
     def scaled(self) -> Self:
-        """Returns the same, of numbers as scale and temperature, as a scale alone.
+        """Returns the same, of numbers as scale and temperature, as a scale alone; of others with both of them.
         """
         var result = self
-        result.scale.kind = Kind.NUMBER
-        result.scale.number = self.factor()
-        result.temperature.kind = Kind.NOTHING
+        if self.are_numbers():
+            result.scale.kind = Kind.NUMBER
+            result.scale.number = self.factor()
+            result.temperature.kind = Kind.NOTHING
+        elif self.temperature.kind == Kind.NOTHING:
+            result.temperature.kind = Kind.NUMBER
+            result.temperature.number = 1
         return result
 
     def are(self) -> Class:
@@ -321,18 +337,12 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         ):
             return Class.ANY
         var hides = self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
-        if (
-            (hides or self.mask.kind == Kind.NOTHING)
-            and self.scale.is_known()
-            and self.temperature.is_known()
-        ):
-            var factor = self.factor()
-            if factor > 0 and factor < inf[factor.dtype]():
-                if hides:
-                    return Class.HIDDEN
-                var alone = self.sink.kind == Kind.NOTHING
-                return Class.SCALED if alone and not self.causal else Class.CUT
-        return Class.MASKED
+        if hides and self.have_factor():
+            return Class.HIDDEN
+        if self.mask.kind != Kind.NOTHING:
+            return Class.MASKED
+        var alone = self.sink.kind == Kind.NOTHING and not self.causal
+        return Class.SCALED if alone and self.have_factor() else Class.CUT
 
     def are_biased(self, x: Source[Self.dtype]) -> Bool:
         """Returns whether forms that are `MASKED` are `BIASED`.

@@ -314,7 +314,11 @@ struct Part[
         comptime for i in range(Self.of_edges if Self.peeled else 0):
             if self.has_edge(i):
                 var at = self.edge_place(i)
-                var kept = self.source.limited(at, self.source.load[1](at))
+                var kept = self.source.load[1](at)
+                comptime if Self.S.Line.signed:
+                    if self.source.is_negative():
+                        kept = -kept
+                kept = self.source.limited(at, kept)
                 comptime if Self.S.Line.hidden:
                     kept = hidden(kept, self.source.takes[1, True](at))
                 values[i] = self.source.logits(at, kept).cast[DType.float32]()[
