@@ -53,25 +53,6 @@ def test_a_hundred_reruns_beside_another_kernel_give_the_same_bits(shape, dtype)
             np.testing.assert_array_equal(again.view(np.uint8), first.view(np.uint8))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_rows_are_divided_by_is_read_once_it_is_there(masked, dtype):
-    torch = pytest.importorskip("torch")
-    import maxsoftmax
-
-    # Each kernel is launched while the one before still writes; a mask of floats is read by others.
-    generator = torch.Generator("cuda").manual_seed(0)
-    long = torch.randn(64, 1 << 19, device="cuda", generator=generator)
-    x = torch.randn(64, 4096, device="cuda", generator=generator).mul(9).to(getattr(torch, dtype))
-    mask = torch.zeros(4096, device="cuda") if masked else None
-    near = {"rtol": 4e-6 if dtype == "float32" else 2**-7, "atol": 1e-7}
-    for _ in range(10):
-        long += 0.5
-        temperature = maxsoftmax.logsumexp(long, axis=1, keepdims=True)
-        y = maxsoftmax.softmax(x, axis=1, temperature=temperature, mask=mask)
-        torch.testing.assert_close(y.double(), (x.double() / temperature).softmax(1), **near)
-
-
 def at(rows, shift):
     """Returns rows that begin so many elements after an address that torch's allocator returns."""
     import torch

@@ -173,10 +173,11 @@ struct FormedSoftmax:
         )
         # A mask of bools that is the same along each row is of none of these: its rows are read twice.
         comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
-        comptime known = (
+        comptime of_numbers = (
+            Class.CUT if causal or has_sink else Class.SCALED
+        ) if scaled else Class.ROWS
+        comptime known = of_numbers if not has_mask else (
             by_mask if scaled else Class.MASKED
-        ) if has_mask else (
-            Class.CUT if causal or has_sink or not scaled else Class.SCALED
         )
         var scale_of = Operand[x.dtype].of(_float(scale))
         comptime if has_scale:

@@ -163,7 +163,7 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
     return Tuned.resident(
         wide,
         finish == Finish.PAIR,
-        S.Line.hidden or (S.Line.scaled and not S.is_causal),
+        S.Line.hidden or S.Line.signed or (S.Line.scaled and not S.is_causal),
     )
 
 

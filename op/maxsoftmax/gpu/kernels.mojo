@@ -267,8 +267,9 @@ struct Gpu(Kernels):
             comptime if dtype != DType.float64 and (
                 known.may_be(Class.SCALED) or known.may_be(Class.CUT)
             ):
-                var scales = are == Class.SCALED or are == Class.CUT
-                if scales and forms.have_factor() and not forms.causal:
+                if are == Class.SCALED or (
+                    are == Class.CUT and not forms.causal
+                ):
                     strided[finish](
                         y,
                         ScaledSource(x, forms.scaled()),
@@ -279,7 +280,12 @@ struct Gpu(Kernels):
             strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
             comptime if dtype != DType.float64:
-                comptime for scaled in [Class.SCALED, Class.CUT, Class.HIDDEN]:
+                comptime for scaled in [
+                    Class.SCALED,
+                    Class.CUT,
+                    Class.HIDDEN,
+                    Class.ROWS,
+                ]:
                     comptime if known.may_be(scaled):
                         if are == scaled:
                             if resident_fits[finish](

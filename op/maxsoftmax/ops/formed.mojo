@@ -34,9 +34,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     comptime is_causal = Self.forms_are != Class.SCALED
     comptime has_sink = Self.forms_are != Class.SCALED
     comptime Column = FormedColumn[Self.dtype]
-    comptime reads_ahead = not (
-        Self.forms_are == Class.SCALED or Self.forms_are == Class.HIDDEN
-    )
+    comptime reads_ahead = Self.Line.signed or not Self.Line.scaled
 
     var x: Source[Self.dtype]
     """Where the tensor is."""
@@ -75,14 +73,11 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 mask = _Along(self.forms.mask, at, 0)
             else:
                 comptime if Self.Line.signed:
-                    if self.forms.temperature.kind != Kind.NOTHING:
-                        # Not one number for all rows.
-                        var at = self._at(row, 0)
-                        var divisor = _Along(self.forms.temperature, at, 1)
-                        scale.number = (
-                            _Along(self.forms.scale, at, 1).number
-                            / divisor.number
-                        )
+                    var at = self._at(row, 0)
+                    var divisor = _Along(self.forms.temperature, at, 1)
+                    scale.number = (
+                        _Along(self.forms.scale, at, 1).number / divisor.number
+                    )
                 if self.forms.causal:
                     # Queries are counted fastest.
                     var at = IndexList[RANK](0)
@@ -264,7 +259,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime accum = accumulator[Self.dtype]()
     comptime in_memory = True
     comptime scaled = Self.forms_are.is_scaled()
-    comptime signed = Self.forms_are == Class.CUT
+    comptime signed = Self.forms_are == Class.ROWS
     comptime hidden = Self.forms_are == Class.HIDDEN
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum

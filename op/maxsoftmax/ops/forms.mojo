@@ -195,9 +195,11 @@ struct Class(Equatable, TrivialRegisterPassable):
     comptime SCALED = Self(0)
     """Numbers as scale and temperature, whose quotient is positive and finite, and nothing else."""
     comptime CUT = Self(3)
-    """Any numbers as scale and temperature, or tensors that are the same along each row; maybe causal, or with a sink."""
+    """The same, but causal, or with a sink."""
     comptime HIDDEN = Self(4)
-    """As `SCALED` or causal or with a sink, and a mask of bools whose elements lie one after the other."""
+    """The same, and a mask of bools whose elements lie one after the other."""
+    comptime ROWS = Self(6)
+    """Any scales and temperatures that are the same along each row; maybe causal, or with a sink."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -213,7 +215,7 @@ struct Class(Equatable, TrivialRegisterPassable):
     def is_scaled(self) -> Bool:
         """Returns whether a number that elements are multiplied by is all that is made of those that take part.
         """
-        return self in (Self.SCALED, Self.CUT, Self.HIDDEN)
+        return self in (Self.SCALED, Self.CUT, Self.HIDDEN, Self.ROWS)
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`.
@@ -314,16 +316,13 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         )
 
     def scaled(self) -> Self:
-        """Returns the same, of numbers as scale and temperature, as a scale alone; of others with both of them.
+        """Returns the same, of numbers as scale and temperature, as a scale alone.
         """
         var result = self
         if self.are_numbers():
             result.scale.kind = Kind.NUMBER
             result.scale.number = self.factor()
             result.temperature.kind = Kind.NOTHING
-        elif self.temperature.kind == Kind.NOTHING:
-            result.temperature.kind = Kind.NUMBER
-            result.temperature.number = 1
         return result
 
     def are(self) -> Class:
@@ -337,12 +336,13 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         ):
             return Class.ANY
         var hides = self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
-        if hides and self.have_factor():
-            return Class.HIDDEN
+        var scaled = self.have_factor()
         if self.mask.kind != Kind.NOTHING:
-            return Class.MASKED
+            return Class.HIDDEN if hides and scaled else Class.MASKED
+        if not scaled:
+            return Class.ROWS
         var alone = self.sink.kind == Kind.NOTHING and not self.causal
-        return Class.SCALED if alone and self.have_factor() else Class.CUT
+        return Class.SCALED if alone else Class.CUT
 
     def are_biased(self, x: Source[Self.dtype]) -> Bool:
         """Returns whether forms that are `MASKED` are `BIASED`.

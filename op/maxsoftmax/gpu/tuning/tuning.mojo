@@ -26,7 +26,7 @@ trait Tuning:
             wide: Whether elements have 4 bytes, not 2.
             pairs: Whether all that is written are pairs.
             made: Whether elements are scaled, or hidden by a mask of bools; False for scaled ones of causal rows, of which those that end early were
-                slower so.
+                slower so, unless each row has its own scale.
         """
         var table = Self.in_registers(wide, made)
         if not pairs:
