@@ -55,17 +55,19 @@ def spelled_out(x, f, keep, padding):
     either = ops.logical_or(ops.logical_not(seen(x)), ops.broadcast_to(dropped, x.shape))
     yield ops.softmax(ops.where(either, low(f), f * 2.0)), lambda x, f, keep, padding, seen: (f * 2, keep & seen)
     yield ops.softmax(where(ops.logical_not(either), f)), lambda x, f, keep, padding, seen: (f, keep & seen)
+    nested = where(spread, ops.where(seen(x), wide, low(wide)) * 0.5)
+    yield ops.softmax(nested), lambda x, f, keep, padding, seen: (x / 2, padding[:, None] & seen)
     yield ops.cast(ops.softmax(wide, axis=1), BF16), lambda x, f, keep, padding, seen: (x, "axis 1")
     first = ops.softmax(where(keep, f))
     yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, seen: (f, keep, 2)
 
 
-COUNT = 14
+COUNT = 15
 """How many softmaxes `spelled_out` has."""
 
 
-MASKED = 11
-"""How many have masks of bools, which are left alone on a CPU."""
+MASKED = 8
+"""How many have masks of bools and no other, which are left alone on a CPU."""
 
 
 def others(x, f, keep, padding):
@@ -78,6 +80,7 @@ def others(x, f, keep, padding):
     yield ops.softmax(where(ops.logical_or(ops.broadcast_to(keep, f.shape), f > 0.0), f))
     yield ops.softmax(where(keep, f), axis=1)
     yield ops.softmax(where(ops.unsqueeze(padding, 2)[:, :1], f))
+    yield ops.softmax(where(keep, where(ops.unsqueeze(padding, 1), f)))
     both = ops.logical_and(ops.broadcast_to(keep, f.shape), ops.broadcast_to(ops.unsqueeze(padding, 1), f.shape))
     yield ops.softmax(where(both, f))
     # Results that are used in float32, or are of other numbers than the logits.

@@ -129,18 +129,26 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
         inner, factor = _unscaled(value)
         if inner is value and _is_widened(value):
             inner = value.owner.operands[0].value
-        if inner is value and not masks.any and isinstance(value.owner, rmo.SelectOp):
-            inner, masks = _unmasked(value, result, axis)
+        if inner is value and isinstance(value.owner, rmo.SelectOp):
+            inner, masks = _unmasked(value, result, axis, masks)
         if inner is value or not 1e-30 < scale * factor < 1e30:
             break
         value, scale = inner, scale * factor
     x, dtype = tensor(value), _used_dtype(result.dtype, users)
     narrowed = x.dtype == dtype != result.dtype
+    if masks.keep is not None and not masks.cut and not takes_bools(result.device):
+        return None
     # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
     fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
     if list(x.shape) != list(result.shape) or not fast or not (masks.any or narrowed):
         return None
     return Spelled(x, scale, masks, dtype)
+
+
+def takes_bools(device: DeviceRef) -> bool:
+    """Returns whether the kernels are faster with bools in memory, and no other mask, than with what MAX fuses."""
+    # Two cores took 0.8 to 1.5 of the time.
+    return bool(device.is_gpu())
 
 
 def _used_dtype(dtype: DType, users: list[Any]) -> DType:
@@ -170,19 +178,18 @@ def _unscaled(value: MlirValue) -> tuple[MlirValue, float]:
     return left, 1 / number if divided else number
 
 
-def _unmasked(value: MlirValue, result: TensorValue, axis: int) -> tuple[MlirValue, Masks]:
-    """Returns what a `where` takes that is not -inf, and when; the same value if that is not known."""
+def _unmasked(value: MlirValue, result: TensorValue, axis: int, masks: Masks) -> tuple[MlirValue, Masks]:
+    """Returns what a `where` takes that is not -inf, and masks with its own; as they were if it is not known."""
     condition, *cases = (operand.value for operand in value.owner.operands)
     for inverted, (logits, low) in enumerate((cases, reversed(cases))):
         if constant(low) == -np.inf:
-            masks = _masks(condition, bool(inverted), result, axis)
-            return (logits, masks) if masks else (value, Masks())
-    return value, Masks()
+            both = _masks(condition, bool(inverted), result, axis, masks)
+            return (logits, both) if both else (value, masks)
+    return value, masks
 
 
-def _masks(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> Masks | None:
-    """Returns what a condition, or its opposite, leaves out, if the kernels know all of it."""
-    masks = Masks()
+def _masks(condition: MlirValue, inverted: bool, result: TensorValue, axis: int, masks: Masks) -> Masks | None:
+    """Returns masks with what a condition, or its opposite, leaves out, if the kernels know all of it."""
     for part, opposite in _parts(condition, inverted):
         cut, keep = _cut(part, opposite, result, axis), _keep(part, opposite, result, axis)
         if cut and masks.cut is None:
@@ -224,16 +231,9 @@ def _cut(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -
     return None
 
 
-def takes_bools(device: DeviceRef) -> bool:
-    """Returns whether the kernels are faster with bools in memory than with what MAX fuses."""
-    # Two cores took 0.8 to 1.5 of the time.
-    return bool(device.is_gpu())
-
-
 def _keep(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> TensorValue | None:
     """Returns a condition if it is a mask as the kernels are fast with: in memory, a bool for each element of a row."""
     mask = tensor(condition)
     dims = list(zip(reversed(mask.shape), reversed(result.shape), strict=False))
     fits = dims and dims[0][0] == dims[0][1] and all(mine in (1, theirs) for mine, theirs in dims)
-    alone = axis == result.rank - 1 and not inverted and takes_bools(result.device)
-    return mask if fits and alone and lies(condition) else None
+    return mask if fits and axis == result.rank - 1 and not inverted and lies(condition) else None
