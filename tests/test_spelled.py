@@ -15,6 +15,7 @@ from maxsoftmax._graph import runtime, spelled
 from maxsoftmax._graph.spelled import take_over
 
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
+BFLOAT_TENTH = ml_dtypes.bfloat16(0.1)
 SHAPES = [(3, 5, 5), (2, 7, 4), (2, 3, 1023), (1, 40, 2048), (1, 2, 40_001)]
 INPUTS = {"x": (BF16, "bqk"), "f": (F32, "bqk"), "keep": (DType.bool, "qk"), "padding": (DType.bool, "bk")}
 
@@ -43,6 +44,8 @@ def spelled_out(x, f, keep, padding):
     yield ops.cast(ops.softmax(where(keep, wide * 0.5)), BF16), lambda x, f, keep, padding, seen: (x / 2, keep)
     yield ops.cast(ops.softmax(ops.cast(where(keep, x), F32)), F16), lambda x, f, keep, padding, seen: (x, keep)
     yield ops.softmax(where(keep, f)), lambda x, f, keep, padding, seen: (f, keep)
+    tenth = ops.cast(ops.cast(ops.constant(0.1, F32, x.device), BF16), F32)
+    yield ops.softmax(where(keep, wide * tenth)), lambda x, f, keep, padding, seen: (x * float(BFLOAT_TENTH), keep)
     yield ops.softmax(where(keep, wide) * 0.25), lambda x, f, keep, padding, seen: (x / 4, keep)
     rows = ops.unsqueeze(padding, 1)
     yield ops.softmax(where(rows, x * 0.5)), lambda x, f, keep, padding, seen: (x / 2, padding[:, None])
@@ -62,11 +65,11 @@ def spelled_out(x, f, keep, padding):
     yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, seen: (f, keep, 2)
 
 
-COUNT = 15
+COUNT = 16
 """How many softmaxes `spelled_out` has."""
 
 
-MASKED = 8
+MASKED = 9
 """How many have masks of bools and no other, which are left alone on a CPU."""
 
 
@@ -92,6 +95,13 @@ def others(x, f, keep, padding):
     yield ops.softmax(ops.cast(f, BF16))
     yield ops.cast(ops.softmax(wide * -0.5), BF16)
     yield ops.cast(ops.softmax(ops.cast(x + x, F32) * 0.5), BF16)
+    # Constants that are another number when they have been cast, or too many.
+    for number, dtype in [(300, DType.uint8), (2.5, DType.int32)]:
+        factor = ops.cast(ops.cast(ops.constant(number, F32, x.device), dtype), F32)
+        yield ops.cast(ops.softmax(wide * factor), BF16)
+    yield ops.softmax(
+        ops.where(keep, f, ops.constant(np.full((1 << 17, 1, 1), -np.inf, np.float32), F32, x.device)[:1])
+    )
     yield ops.softmax(where(keep, f + f))
     yield ops.cast(ops.logsoftmax(wide), BF16)
 
@@ -141,7 +151,7 @@ def test_they_are_as_before(model, device, shape):
         axis = 1 if isinstance(mask, str) else -1
         with np.errstate(invalid="ignore"):
             masked = np.where(True if isinstance(mask, str) else mask, logits, -np.inf)
-            reference = scipy.special.softmax(masked, axis=axis) * (factor[0] if factor else 3 if i == 8 else 1)
+            reference = scipy.special.softmax(masked, axis=axis) * (factor[0] if factor else 3 if i == 9 else 1)
         rtol, atol = {F32: (5e-6, 1e-30), BF16: (8.1e-3, 1e-30), F16: (1.1e-3, 6e-8)}[result.dtype]
         np.testing.assert_allclose(y, reference, rtol, atol, err_msg=f"graph {i}")
 
@@ -167,6 +177,14 @@ def test_they_are_found_once():
     graph = graph_of(results, "gpu")
     assert take_over(graph) == COUNT
     assert take_over(graph) == 0
+
+
+@pytest.mark.parametrize(("factor", "op"), [(0.5, "softmax_formed"), (2.0, "softmax_fused")])
+def test_what_float16_has_no_number_for_stays_infinite(factor, op):
+    with Graph("narrow", input_types=[TensorType(F16, ("rows", "n"), DeviceRef.CPU())]) as graph:
+        graph.output(ops.cast(ops.softmax(ops.cast(graph.inputs[0].tensor * factor, F32)), F16))
+    assert take_over(graph) == 1
+    assert f'symbol = "{op}"' in str(graph)
 
 
 def test_what_follows_a_softmax_may_have_one():

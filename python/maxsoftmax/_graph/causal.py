@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 from max._core import Value as MlirValue
 from max._core.dialects import mo, rmo
-from max.dtype import DType
-from max.graph import Dim
+from max.graph import Dim, StaticDim
 
-from maxsoftmax._graph.values import integer, is_transfer, tensor
+from maxsoftmax._graph.values import INDICES, integer, is_transfer, tensor
 
-INDICES = (DType.int32, DType.int64)
-"""Dtypes of positions that are surely those of the elements: of fewer bits, or without a sign, they may wrap around."""
+FURTHEST = 1 << 30
+"""Up to where positions are surely not beyond what their dtype has."""
 
 
 class Position(NamedTuple):
@@ -86,7 +85,8 @@ def _shifted(op: rmo.AddOp | rmo.SubOp) -> Position | None:
     position, number = _position(left), integer(right)
     if not position or number is None:
         return None
-    return Position(position.dim, position.offset + number if adds else position.offset - number)
+    offset = position.offset + number if adds else position.offset - number
+    return None if isinstance(offset, StaticDim) and abs(int(offset)) > FURTHEST else Position(position.dim, offset)
 
 
 def _spread(op: rmo.ReshapeOp | rmo.BroadcastToOp, value: MlirValue) -> Position | None:

@@ -2,7 +2,7 @@
 
 `drop_into` hands it over to the kernels: what is masked by positions is then not read, and elements are read and kept
 as they lie in memory. Only what computes the same is taken: masks of -inf, not of large finite numbers, and casts that
-lose nothing before the last.
+lose nothing before the last. Products of 16 bits are not rounded any more before the softmax.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def take_over(graph: Graph) -> int:
     from maxsoftmax.ops._formed import spelled_softmax
 
     results = {}
-    first, *_, output = block
+    first, *_, end = block
     # Behind a graph's output nothing can be added.
-    output.move_after(first)
+    end.move_after(first)
     try:
         with graph:
             for op, spelled in found:
@@ -87,7 +87,7 @@ def take_over(graph: Graph) -> int:
                 for replaced in users[op.results[0]] if casts else [op]:
                     results[replaced.results[0]] = y._mlir_value
     finally:
-        output.move_after(list(block)[-1])
+        end.move_after(list(block)[-1])
     for op in _operations(block):
         for operand in _operands(op):
             if operand.value in results:
@@ -175,7 +175,9 @@ def _unscaled(value: MlirValue) -> tuple[MlirValue, float]:
         left, number = right, constant(left)
     if not number or not 1e-30 < number < 1e30:
         return value, 1.0
-    return left, 1 / number if divided else number
+    factor = 1 / number if divided else number
+    # What is too large for float16 is infinite, and has to stay so.
+    return (value, 1.0) if factor > 1 and tensor(value).dtype == DType.float16 else (left, factor)
 
 
 def _unmasked(value: MlirValue, result: TensorValue, axis: int, masks: Masks) -> tuple[MlirValue, Masks]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -13,13 +14,25 @@ from max._core.dialects import mo, rmo
 from max.dtype import DType
 from max.graph import Dim, Shape, TensorValue, Value
 
+INDICES = (DType.int32, DType.int64)
+"""Dtypes of positions that are surely those of the elements: of fewer bits, or without a sign, they may wrap around."""
+
 _COMPUTED = (
     *(mo.CastOp, rmo.AddOp, rmo.SubOp, rmo.MulOp, rmo.DivOp, rmo.MaxOp, rmo.MinOp, rmo.PowOp, rmo.SelectOp),
-    *(rmo.MoAbsOp, rmo.MoExpOp, rmo.MoLogOp, rmo.MoNegativeOp, rmo.MoSqrtOp, rmo.MoTanhOp),
-    *(rmo.BroadcastToOp, rmo.MoTransposeOp, rmo.SliceOp),
+    *(rmo.ModOp, rmo.MoAbsOp, rmo.MoAtanhOp, rmo.MoCeilOp, rmo.MoCosOp),
+    *(rmo.MoErfOp, rmo.MoExpOp, rmo.MoFloorOp, rmo.MoGeluOp, rmo.MoGeluQuickOp, rmo.MoGeluTanhOp, rmo.MoLog1pOp),
+    *(rmo.MoLogOp, rmo.MoNegativeOp, rmo.MoReluOp, rmo.MoRoundOp, rmo.MoRsqrtOp, rmo.MoSigmoidOp, rmo.MoSiluOp),
+    *(rmo.MoSinOp, rmo.MoSqrtOp, rmo.MoTanhOp, rmo.MoTruncOp),
+    *(rmo.BroadcastToOp, rmo.MoGatherOp, rmo.MoTransposeOp, rmo.SliceOp),
 )
+"""What MAX fuses into what reads it."""
 
-_IN_MEMORY = (Block, mo.ConstantOp, mo.ConstantExternalOp, rmo.MatmulOp)
+_IN_MEMORY = (Block, mo.ConstantOp, mo.ConstantExternalOp, mo.CustomOp, rmo.MatmulOp, rmo.MoReduceSoftmaxOp)
+
+_RESHAPED = (rmo.ReshapeOp, rmo.RebindTensorShapeOp)
+
+_MOST = 1 << 16
+"""Elements of a constant that are looked at: MAX has no faster way than to print them."""
 
 _NUMBERS = re.compile(r"dense_array<([^<>]+)> : tensor<")
 
@@ -31,11 +44,14 @@ def tensor(value: MlirValue) -> TensorValue:
 
 def integer(value: MlirValue) -> Dim | None:
     """Returns the integer that all elements of a tensor are, if it is known, or of what dimensions it is made."""
-    op = origin(value).owner
-    if isinstance(op, rmo.ShapeToTensorOp):
-        dims = list(Shape.from_mlir(op.shape))
-        return dims[0] if len(dims) == 1 else None
-    if isinstance(op, (rmo.AddOp, rmo.SubOp)):
+    source, casts = _origin(value)
+    op = source.owner
+    if isinstance(op, (rmo.ShapeToTensorOp, rmo.AddOp, rmo.SubOp)):
+        if any(dtype not in INDICES for dtype in (tensor(source).dtype, *casts)):
+            return None
+        if isinstance(op, rmo.ShapeToTensorOp):
+            dims = list(Shape.from_mlir(op.shape))
+            return dims[0] if len(dims) == 1 else None
         left, right = (integer(operand.value) for operand in op.operands)
         if left is None or right is None:
             return None
@@ -46,21 +62,27 @@ def integer(value: MlirValue) -> Dim | None:
 
 def constant(value: MlirValue) -> float | None:
     """Returns the number that all elements of a tensor are, if it is known."""
-    value = origin(value)
-    op = value.owner
-    if not isinstance(op, mo.ConstantOp):
+    source, casts = _origin(value)
+    op = source.owner
+    if not isinstance(op, mo.ConstantOp) or math.prod(int(dim) for dim in tensor(source).shape) > _MOST:
         return None
     # The text of `max._core` has infinity in 80 bits.
     found = _NUMBERS.search(str(mlir.Operation._CAPICreate(op._CAPIPtr).attributes["value"]))
     numbers = set(found[1].split(", ")) if found else set()
-    return _number(numbers.pop(), tensor(value).dtype) if len(numbers) == 1 else None
+    number = _number(numbers.pop(), tensor(source).dtype) if len(numbers) == 1 else None
+    for dtype in reversed(casts):
+        number = None if number is None else _cast(number, dtype)
+    return number
 
 
-def origin(value: MlirValue) -> MlirValue:
-    """Returns what a tensor was before casts, shapes and transfers: the same number, if all elements are one."""
-    while isinstance(value.owner, (mo.CastOp, rmo.ReshapeOp, rmo.BroadcastToOp)) or is_transfer(value.owner):
+def _origin(value: MlirValue) -> tuple[MlirValue, list[DType]]:
+    """Returns what a tensor was before casts, shapes and transfers, and the casts' dtypes, the last one first."""
+    casts = []
+    while isinstance(value.owner, (mo.CastOp, rmo.BroadcastToOp, *_RESHAPED)) or is_transfer(value.owner):
+        if isinstance(value.owner, mo.CastOp):
+            casts.append(tensor(value).dtype)
         value = value.owner.operands[0].value
-    return value
+    return value, casts
 
 
 def is_transfer(op: Any) -> bool:
@@ -70,14 +92,19 @@ def is_transfer(op: Any) -> bool:
 
 def is_fused(value: MlirValue) -> bool:
     """Returns whether MAX computes a tensor as it is read, and writes it to memory only where it has to."""
-    return isinstance(value.owner, _COMPUTED)
+    return isinstance(_unshaped(value).owner, _COMPUTED)
 
 
 def lies(value: MlirValue) -> bool:
     """Returns whether a tensor surely is in memory: constant, a product, from outside of the graph or of the device."""
-    while isinstance(value.owner, rmo.ReshapeOp):
+    owner = _unshaped(value).owner
+    return isinstance(owner, _IN_MEMORY) or is_transfer(owner)
+
+
+def _unshaped(value: MlirValue) -> MlirValue:
+    while isinstance(value.owner, _RESHAPED):
         value = value.owner.operands[0].value
-    return isinstance(value.owner, _IN_MEMORY) or is_transfer(value.owner)
+    return value
 
 
 def _number(text: str, dtype: DType) -> float | None:
@@ -86,12 +113,26 @@ def _number(text: str, dtype: DType) -> float | None:
         return float(text)
     if not dtype.is_float() or dtype.size_in_bytes < 2:
         return None
+    if not text.startswith("0x"):
+        # Decimal digits are as many as tell a number from its neighbours.
+        return _cast(float(text), dtype)
     # Of bfloat16 the bits are the upper half of float32's.
     half = dtype == DType.bfloat16
     kind = np.dtype(np.float32 if half else dtype.to_numpy())
-    bits = np.dtype(f"u{kind.itemsize}")
-    if text.startswith("0x"):
-        return float(np.array(int(text, 16) << 16 * half, bits).view(kind))
-    known = np.array(float(text), kind)
-    # Decimal digits are as many as tell a number from its neighbours.
-    return float(((known.view(bits) + 0x8000) & 0xFFFF0000).view(kind) if half else known)
+    return float(np.array(int(text, 16) << 16 * half, f"u{kind.itemsize}").view(kind))
+
+
+def _cast(number: float, dtype: DType) -> float | None:
+    """Returns a number as it is in another dtype; None if that is no number, or has not this one."""
+    if dtype.is_integral():
+        kept = np.iinfo(dtype.to_numpy())
+        return number if number.is_integer() and kept.min <= number <= kept.max else None
+    if not dtype.is_float() or dtype.size_in_bytes < 2:
+        return None
+    half = dtype == DType.bfloat16
+    with np.errstate(over="ignore"):
+        known = np.array(number, np.float32 if half else dtype.to_numpy())
+    if half:
+        bits = known.view(np.uint32)
+        known = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return float(known)
