@@ -59,6 +59,13 @@ def check(forms: Forms, axis: int, algorithm: str) -> None:
         )
 
 
+def broadcasts(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Returns whether a shape broadcasts to another one as NumPy would."""
+    return len(shape) <= len(whole) and all(
+        mine in (1, theirs) for mine, theirs in zip(reversed(shape), reversed(whole), strict=False)
+    )
+
+
 def check_shape(name: str, shape: Sequence[Any], whole: Sequence[Any]) -> None:
     """Refuses a shape that does not broadcast to another one as NumPy would.
 
@@ -70,8 +77,5 @@ def check_shape(name: str, shape: Sequence[Any], whole: Sequence[Any]) -> None:
     Raises:
         ValueError: If it does not.
     """
-    fits = len(shape) <= len(whole) and all(
-        mine in (1, theirs) for mine, theirs in zip(reversed(shape), reversed(whole), strict=False)
-    )
-    if not fits:
+    if not broadcasts(shape, whole):
         raise ValueError(f"{name} has shape {words(shape)}, but must broadcast to {words(whole)}")

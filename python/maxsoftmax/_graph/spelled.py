@@ -18,8 +18,10 @@ from max._core.dialects import mo, rmo
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, StaticDim, TensorValue
 
+from maxsoftmax._forms import broadcasts
 from maxsoftmax._graph.causal import causal
 from maxsoftmax._graph.values import constant, lies, tensor
+from maxsoftmax.ops._formed import counts, spelled_softmax
 
 NARROW = (DType.bfloat16, DType.float16)
 """Dtypes whose numbers are numbers of float32, too."""
@@ -60,15 +62,15 @@ class Spelled(NamedTuple):
 def take_over(graph: Graph) -> int:
     """Has the kernels compute what a graph spells out around its softmaxes, and returns of how many."""
     block = Block._from_cmlir(graph._graph_body)
+    softmaxes = [op for op in block if isinstance(op, rmo.MoReduceSoftmaxOp)]
+    if not softmaxes:
+        return 0
     users = _users(block)
     # What was replaced is left to MAX, as what nobody uses.
-    softmaxes = [op for op in block if isinstance(op, rmo.MoReduceSoftmaxOp) and users[op.results[0]]]
-    found = [(op, spelled) for op in softmaxes if (spelled := _spelled(op, users[op.results[0]]))]
+    used = (op for op in softmaxes if users[op.results[0]])
+    found = [(op, spelled) for op in used if (spelled := _spelled(op, users[op.results[0]]))]
     if not found:
         return 0
-    # The functions of `ops` load what a graph is built with.
-    from maxsoftmax.ops._formed import spelled_softmax
-
     results = {}
     first, *_, end = block
     # Behind a graph's output nothing can be added.
@@ -121,8 +123,7 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
     """Returns what a softmax is of, if there is something around it that the kernels had better know of."""
     result = tensor(softmax.results[0])
     axis = softmax.axis % result.rank
-    # As far as the kernel counts dimensions.
-    if axis > 4 or result.rank - axis > 2:
+    if not counts(axis, result.rank):
         return None
     value, scale, masks = softmax.operands[0].value, 1.0, Masks()
     while True:
@@ -236,6 +237,5 @@ def _cut(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -
 def _keep(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> TensorValue | None:
     """Returns a condition if it is a mask as the kernels are fast with: in memory, a bool for each element of a row."""
     mask = tensor(condition)
-    dims = list(zip(reversed(mask.shape), reversed(result.shape), strict=False))
-    fits = dims and dims[0][0] == dims[0][1] and all(mine in (1, theirs) for mine, theirs in dims)
+    fits = mask.rank > 0 and mask.shape[-1] == result.shape[-1] and broadcasts(mask.shape, result.shape)
     return mask if fits and axis == result.rank - 1 and not inverted and lies(condition) else None

@@ -23,6 +23,11 @@ _BEFORE, _AFTER = 4, 1
 """How many dimensions there may be before and after the axis for the op that reads them in memory."""
 
 
+def counts(axis: int, rank: int) -> bool:
+    """Returns whether the op that reads logits in memory has as many dimensions before and after the axis."""
+    return axis <= _BEFORE and rank - axis - 1 <= _AFTER
+
+
 def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> TensorValue:
     """Adds softmax of what `wanted` makes of `x`, which the kernel computes as it reads `x`."""
     wide = accumulator(x.dtype)
@@ -36,8 +41,8 @@ def with_forms(x: TensorValue, axis: int, wanted: Forms, out: Out | None) -> Ten
         if getattr(wanted, name) is not None and name not in numbers
     }
     plain = all(lies and operand.dtype in (wide, x.dtype, DType.bool) for operand, lies in tensors.values())
-    counted = axis <= _BEFORE and len(x.shape) - axis - 1 <= _AFTER
-    if plain and {"mask", "sink"}.isdisjoint(numbers) and counted and not is_fused(x._mlir_value):
+    in_memory = counts(axis, x.rank) and not is_fused(x._mlir_value)
+    if plain and {"mask", "sink"}.isdisjoint(numbers) and in_memory:
         operands = {name: operand for name, (operand, _) in tensors.items()}
         return _of_memory(x, operands, numbers, type, {**shared, "from_start": False, "beyond": 0})
     scale, mask, temperature, sink = (
