@@ -235,6 +235,29 @@ def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("edge", [24576, 32768, 40960, 49152, 53248, 81920, 131072, 155648, 212992, 262144, 294912])
+def test_rows_of_units_with_a_factor_have_the_same_bits_at_every_address(edge, dtype):
+    torch = pytest.importorskip("torch")
+    factors = torch.tensor([[1.0], [0.3], [-0.5], [-2], [0], [1e-3], [3], [-1e-3]], device="cuda")
+    near = {"rtol": 4e-6 if dtype == "float32" else 2**-7, "atol": 1e-30}
+    factor = 0.3
+    for n in (edge - 8, edge - 3, edge, edge + 1):
+        generator = torch.Generator("cuda").manual_seed(n)
+        x = torch.randn(8, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+        # Of no effect where the factor is positive, NaN where it is negative.
+        x[0, 5] = x[3, -1] = -torch.inf
+        for options in ({"scale": factors}, {"scale": factor}, {"temperature": 2 - factors.clamp(-1, 1)}):
+            y = maxsoftmax.softmax(x, **options)
+            z = x.double() * options.get("scale", 1)
+            z = z / options["temperature"] if "temperature" in options else z
+            torch.testing.assert_close(y.double(), z.softmax(1), equal_nan=True, **near)
+            for row in range(8):
+                one = {name: value if value is factor else value[row : row + 1] for name, value in options.items()}
+                alone = maxsoftmax.softmax(at(x[row : row + 1], row), **one)
+                torch.testing.assert_close(alone, y[row : row + 1], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [3, 7, 13, 50, 100, 400, 1023, 3000, 5000, 11_000, 60_000])
 @pytest.mark.parametrize("inner", [264, 265])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient"])

@@ -104,20 +104,15 @@ def resident_fits[
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
     comptime units = _units_for[S, T](finish)
-    comptime unit = line_for(units, rows.length, width)
+    comptime by_unit = line_for(units, rows.length, width) < len(units)
+    if units_fit[finish](y, x, rows, queue):
+        return True
     comptime table = _teams_for[S](finish)
     comptime most = slots() // finish.inputs()
     comptime team = line_for(table, rows.length, width, most)
-    # By nothing but the length, as a row's bits are not to depend on its address.
-    comptime for i in range(len(units)):
-        comptime line = units[i]
-        comptime if rows.length == 0 or i == unit:
-            if line.takes(rows.n, width):
-                _units[finish, line](y, x, rows, queue)
-                return True
     comptime for i in range(len(table)):
         comptime t = table[i]
-        comptime if rows.length == 0 or (i == team and unit == len(units)):
+        comptime if rows.length == 0 or (i == team and not by_unit):
             if not t.takes(rows.n, width, most):
                 continue
             comptime if t.is_cluster():
@@ -140,6 +135,25 @@ def resident_fits[
                                 finish, t, width if t.in_vectors else 1, edged
                             ](y, x, rows, queue, other)
                             return True
+    return False
+
+
+def units_fit[
+    S: RowSource, T: RowTarget, //, finish: Finish
+](y: T, x: S, rows: Rows, queue: Queue) raises -> Bool:
+    """Enqueues what is to be written of every row, if a cluster's warps hold a unit of a row each: parameters, arguments and result are as
+    of `resident_fits`.
+    """
+    comptime width = VECTOR_BYTES // size_of[S.elements]()
+    comptime units = _units_for[S, T](finish)
+    comptime unit = line_for(units, rows.length, width)
+    # By nothing but the length, as a row's bits are not to depend on its address.
+    comptime for i in range(len(units)):
+        comptime line = units[i]
+        comptime if rows.length == 0 or i == unit:
+            if line.takes(rows.n, width):
+                _units[finish, line](y, x, rows, queue)
+                return True
     return False
 
 
@@ -168,17 +182,22 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
 
 
 def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
-    """Returns how they are held by the unit: of logits that are what lies in memory, and nothing but results for each.
+    """Returns how they are held by the unit: of logits that are what lies in memory, times a factor of the row, and nothing but results for each.
     """
     comptime wide = size_of[S.elements]() > 2
     if (
         S.Line.in_memory
         and S.Line.elements == S.Line.held
-        and not (S.Line.scaled or S.Line.transformed)
+        and (S.Line.signed or not S.Line.scaled)
+        and not S.Line.transformed
         and not (S.is_causal or S.has_sink or T.has_pairs)
         and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
     ):
-        return Tuned.units(wide)
+        var lines = Tuned.units(wide)
+        comptime if S.Line.scaled:
+            for ref line in lines:
+                line = line.with_factor()
+        return lines^
     return []
 
 
@@ -187,7 +206,6 @@ def _units[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues rows by the unit: parameters and arguments are as of `resident_fits`.
     """
-    var logits = x.line(0, rows.n).address(0)
     comptime packs = (
         line.packed_up_to > 0
         and finish == Finish.PROBABILITIES
@@ -197,14 +215,14 @@ def _units[
     comptime if not packs:
         resident_units[
             finish, line.rounds, line.max_threads, Again.OF_ROW, line.blocks
-        ](y, logits, rows, queue)
+        ](y, x, rows, queue)
     else:
         if rows.count() <= line.packed_up_to:
             resident_units[
                 finish, line.rounds, line.max_threads, Again.PACKED, line.blocks
-            ](y, logits, rows, queue)
+            ](y, x, rows, queue)
         else:
             # More of them are on the chip at a time.
             resident_units[
                 finish, line.rounds, 1024, Again.SHORTENED, line.blocks
-            ](y, logits, rows, queue)
+            ](y, x, rows, queue)

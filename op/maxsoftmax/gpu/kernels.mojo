@@ -23,7 +23,7 @@ from ..io.source import RowSource
 from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .dispatch import auto, resident_fits, surely_fits
+from .dispatch import auto, resident_fits, surely_fits, units_fit
 from .dispatch_computed import computed
 from .dispatch_strided import strided
 from .fallback import fallback
@@ -280,6 +280,19 @@ struct Gpu(Kernels):
             strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
             comptime if dtype != DType.float64:
+                comptime if known.may_be(Class.SCALED) or known.may_be(
+                    Class.ROWS
+                ):
+                    if (
+                        are == Class.SCALED or are == Class.ROWS
+                    ) and forms.are_alone():
+                        if units_fit[finish](
+                            y,
+                            Formed[Class.FACTORS](x, forms.scaled()),
+                            rows,
+                            queue,
+                        ):
+                            return
                 comptime for scaled in [
                     Class.SCALED,
                     Class.CUT,

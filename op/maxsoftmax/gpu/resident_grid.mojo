@@ -169,7 +169,7 @@ def resident_grid_kernel[
     var id = UInt32(warp_index * grid_dim.x + block_idx.x)
     while id < end:
         var u = of_unit(id)
-        var raw = Array[U.Values, ROUNDS](fill=U.Values(U.nothing))
+        var raw = Array[U.Values, ROUNDS](fill=U.Values(u.filler))
         var after = u.read[edged](raw)
         var sum = UnitSum[dtype, ROUNDS, exact, keeps, edged](
             u, raw, after, lane, zero

@@ -8,6 +8,7 @@ Units begin between two multiples of 16 bytes where rows do; see `granules`.
 """
 
 from std.math import ceildiv
+from std.memory import bitcast
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -18,7 +19,8 @@ from max.gpu import (
 )
 from max.gpu.host import Dim
 
-from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.rows import Rows, VECTOR_BYTES
+from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.exponential import Scale
 from ..ops.finish import Finish
@@ -26,10 +28,11 @@ from ..queue import Queue
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS
 from .hardware.packed import Packed
 from .hardware.pdl import pdl_attributes, pdl_wait
+from .partition.granules import WORDS, Words
 from .partition.row import again
 from .partition.unit import Unit, unit_elements
 from .partition.unit_result import factors
-from .partition.unit_sum import UnitSum
+from .partition.unit_sum import multiplied, UnitSum
 
 comptime MAX_UNITS = 128
 """Units of a row at most: of each a block has a pair in its shared memory."""
@@ -57,18 +60,18 @@ struct Again(Equatable, TrivialRegisterPassable):
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(max_threads))
 )
 def resident_units_kernel[
-    dtype: DType,
+    S: RowSource,
     T: RowTarget,
     finish: Finish,
     rounds: Int,
     max_threads: Int,
     edged: Bool,
     again_as: Again,
-](y: T, x: Source[dtype], n: Int64, units: Int64, zero: UInt32):
+](y: T, x: S, n: Int64, units: Int64, zero: UInt32):
     """Writes softmax of rows along the last axis, or its logarithm, a cluster a row.
 
     Parameters:
-        dtype: Dtype of the logits, of 4 bytes or 2.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor.
         T: Where results go.
         finish: What of each element is written.
         rounds: Vectors of a unit that each lane takes: a row's bits follow from it.
@@ -84,6 +87,7 @@ def resident_units_kernel[
         zero: What nobody but the caller knows to be 0.
     """
     comptime F = DType.float32
+    comptime dtype = S.Line.elements
     comptime U = Unit[dtype, rounds]
     comptime width = U.width
     comptime Vector = SIMD[F, width]
@@ -92,6 +96,10 @@ def resident_units_kernel[
     comptime keeps = finish == Finish.PROBABILITIES and dtype == F
     comptime packs = again_as == Again.PACKED
     comptime in_unit = keeps or packs or again_as == Again.SHORTENED
+    comptime scaled = S.Line.scaled
+    # What is multiplied before all else, and what as exponentials are computed.
+    comptime in_place = scaled and dtype == F
+    comptime late = scaled and not in_place
     var thread = Int(thread_idx.x)
     var lane = thread % WARP_SIZE
     var cluster = Cluster[True, MAX_UNITS // PORTABLE_BLOCKS]()
@@ -99,13 +107,41 @@ def resident_units_kernel[
     var unit = (
         cluster.rank * (Int(block_dim.x) // WARP_SIZE) + thread // WARP_SIZE
     )
-    var u = U(U.G(x, row, Int(n)), unit, lane)
+    var u = U(U.G(x.line(row, Int(n)).address(0), 0, Int(n)), unit, lane)
     pdl_wait()
 
-    var raw = Array[U.Values, rounds](fill=U.Values(U.nothing))
-    var after = u.read[edged](raw)
-    var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs](
-        u, raw, after, lane, zero
+    var raw = Array[U.Values, rounds](fill=U.Values(u.filler))
+    u.ask(raw)
+    # After that, as its factor may have to be read, too.
+    var line = x.line(row, Int(n))
+    # With the sign of the factor, nothing is less than what is not there.
+    u.filler = line.with_sign(u.filler)
+    var factor = line.factor()
+    var signed = line.with_sign(factor)
+
+    @inline(.always)
+    def ready(elements: U.Values, factor: Float32) {imm} -> U.Values:
+        """Returns elements times a factor, or its sign alone, for which there are bits enough.
+        """
+        comptime if in_place:
+            return rebind[U.Values](multiplied[True](elements, factor))
+        elif scaled:
+            var sign = UInt32(0x80008000) if factor < 0 else 0
+            return bitcast[dtype, width](
+                bitcast[DType.uint32, WORDS](elements) ^ Words(sign)
+            )
+        else:
+            return elements
+
+    @inline(.always)
+    def ready_granule(elements: U.Values, there: Bool) {imm} -> U.Values:
+        return ready(elements, signed if there else 1)
+
+    var after = ready(u.edges[edged](raw), signed)
+    comptime if scaled:
+        u.make(raw, ready_granule)
+    var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs, late](
+        u, raw, after, lane, zero, factor
     )
     var m = sum.m
     var scale = sum.scale
@@ -113,7 +149,9 @@ def resident_units_kernel[
     @inline(.always)
     def exponentials(values: U.Values) {imm} -> Vector:
         """Returns e^x in the unit's scale."""
-        return rebind[Vector](scale.quick(values.cast[F]()))
+        return rebind[Vector](
+            scale.quick(multiplied[late and exact](values, factor))
+        )
 
     @inline(.always)
     def hidden(values: U.Values) {imm} -> U.Values:
@@ -132,17 +170,21 @@ def resident_units_kernel[
 
     # What exponentials are to be multiplied by to be in the row's scale, and then to be probabilities.
     var of_row = Scale[exact](pair.m)
-    var factor, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
+    comptime if late and not exact:
+        of_row.slope *= factor
+    var share, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
 
     @inline(.always)
     def finished(logits: U.Values, e: Vector, rest: Float32) {imm} -> Vector:
         """Returns results of logits, or of exponentials in the unit's scale."""
         comptime if finish == Finish.LOGARITHMS:
-            return (rebind[Vector](logits.cast[F]()) - pair.m) - factor
+            var z = rebind[Vector](multiplied[late](logits, factor))
+            return (z - pair.m) - share
         elif in_unit:
-            return e * rest * factor
+            return e * rest * share
         else:
-            return rebind[Vector](of_row.quick(logits.cast[F]())) * factor
+            var z = multiplied[late and exact](logits, factor)
+            return rebind[Vector](of_row.quick(z)) * share
 
     @inline(.always)
     def results(j: Int, rest: Float32) {imm} -> Vector:
@@ -169,7 +211,10 @@ def resident_units_kernel[
         return results(j, rest)
 
     @inline(.always)
-    def some(logits: U.Values) {imm} -> SIMD[F, width]:
+    def some(elements: U.Values) {imm} -> SIMD[F, width]:
+        # Read again, not to keep it: the compiler does not know which row it is.
+        var line = x.line(row + Int(zero), Int(n))
+        var logits = ready(elements, line.with_sign(line.factor()))
         var e = exponentials(logits)
         comptime if in_unit and not keeps:
             e = Packed[width].shortened(e)
@@ -185,7 +230,7 @@ def resident_units_kernel[
 
 
 def resident_units[
-    dtype: DType,
+    S: RowSource,
     T: RowTarget,
     //,
     finish: Finish,
@@ -193,11 +238,11 @@ def resident_units[
     max_threads: Int,
     again_as: Again,
     blocks: Int,
-](y: T, x: Source[dtype], rows: Rows, queue: Queue) raises:
+](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Launches `resident_units_kernel` with a cluster for each row.
 
     Parameters:
-        dtype: Dtype of the logits.
+        S: Where logits come from.
         T: Where results go.
         finish: What of each element is written.
         rounds: Vectors of a unit that each lane takes.
@@ -211,13 +256,18 @@ def resident_units[
         rows: Rows along the last axis, of at most as many units as warps of so many such blocks.
         queue: Where kernels are launched.
     """
+    comptime dtype = S.elements
+    comptime width = VECTOR_BYTES // size_of[dtype]()
     var units = ceildiv(rows.n, unit_elements[dtype](rounds))
-    var whole = (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
+    var whole = rows.n % width == 0 and x.in_vectors[width]()
     comptime for edged in [False, True]:
+        # 10 vectors a lane, the parts of units, and a factor are more than 80 registers.
+        comptime crowded = edged and S.Line.scaled and 512 < max_threads < 1024
+        comptime threads = max_threads - 128 if crowded else max_threads
         if whole != edged:
             queue.launch[
                 resident_units_kernel[
-                    dtype, T, finish, rounds, max_threads, edged, again_as
+                    S, T, finish, rounds, threads, edged, again_as
                 ]
             ](
                 y,

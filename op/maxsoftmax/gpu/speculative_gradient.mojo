@@ -159,7 +159,7 @@ def speculative_kernel[
     )
     var u = U(U.G(x, row, Int(n)), unit, lane)
     pdl_wait()
-    var raw = Array[U.Values, S.tuned.rounds](fill=U.Values(U.nothing))
+    var raw = Array[U.Values, S.tuned.rounds](fill=U.Values(u.filler))
     comptime for all in [True, False]:
         if u.whole == all:
             comptime for j in range(S.tuned.rounds):

@@ -127,6 +127,16 @@ trait SourceLine(TrivialRegisterPassable):
         return False
 
     @inline(.always)
+    def with_sign[
+        of: DType, width: SIMDLength, //
+    ](self, elements: SIMD[of, width]) -> SIMD[of, width]:
+        """Returns elements of which `factor` makes logits."""
+        comptime if Self.signed:
+            if self.is_negative():
+                return -elements
+        return elements
+
+    @inline(.always)
     def is_mask_aligned[width: Int](self) -> Bool:
         """Returns whether `width` bytes of the mask are aligned, where the elements beside them are.
         """

@@ -31,8 +31,8 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     comptime device_type: AnyType = Self
     comptime Line = FormedLine[Self.dtype, Self.forms_are]
     comptime elements = Self.Line.kept if Self.contiguous else Self.accum
-    comptime is_causal = Self.forms_are != Class.SCALED
-    comptime has_sink = Self.forms_are != Class.SCALED
+    comptime is_causal = not Self.forms_are.is_alone()
+    comptime has_sink = not Self.forms_are.is_alone()
     comptime Column = FormedColumn[Self.dtype]
     comptime reads_ahead = Self.Line.signed or not Self.Line.scaled
 
@@ -78,13 +78,14 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                     scale.number = (
                         _Along(self.forms.scale, at, 1).number / divisor.number
                     )
-                if self.forms.causal:
-                    # Queries are counted fastest.
-                    var at = IndexList[RANK](0)
-                    at[AXIS - 1] = Int(
-                        UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
-                    )
-                    end = self.forms.length(at)
+                comptime if Self.is_causal:
+                    if self.forms.causal:
+                        # Queries are counted fastest.
+                        var at = IndexList[RANK](0)
+                        at[AXIS - 1] = Int(
+                            UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
+                        )
+                        end = self.forms.length(at)
             return {self.x.unsafe_offset(row * n), end, scale, mask, nothing}
         var at = self._at(row, 0)
         var mask = _Along(self.forms.mask, at, 0)
@@ -259,7 +260,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime accum = accumulator[Self.dtype]()
     comptime in_memory = True
     comptime scaled = Self.forms_are.is_scaled()
-    comptime signed = Self.forms_are == Class.ROWS
+    comptime signed = Self.forms_are.is_signed()
     comptime hidden = Self.forms_are == Class.HIDDEN
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum

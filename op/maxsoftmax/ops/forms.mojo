@@ -200,6 +200,8 @@ struct Class(Equatable, TrivialRegisterPassable):
     """The same, and a mask of bools whose elements lie one after the other."""
     comptime ROWS = Self(6)
     """Any scales and temperatures that are the same along each row; maybe causal, or with a sink."""
+    comptime FACTORS = Self(7)
+    """Any scales and temperatures that are the same along each row, and nothing else: more than `SCALED`, less than `ROWS`."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -215,7 +217,22 @@ struct Class(Equatable, TrivialRegisterPassable):
     def is_scaled(self) -> Bool:
         """Returns whether a number that elements are multiplied by is all that is made of those that take part.
         """
-        return self in (Self.SCALED, Self.CUT, Self.HIDDEN, Self.ROWS)
+        return self in (
+            Self.SCALED,
+            Self.CUT,
+            Self.HIDDEN,
+            Self.ROWS,
+            Self.FACTORS,
+        )
+
+    def is_signed(self) -> Bool:
+        """Returns whether this number may be negative or 0, and another one for each row.
+        """
+        return self == Self.ROWS or self == Self.FACTORS
+
+    def is_alone(self) -> Bool:
+        """Returns whether all elements take part, and nothing else does."""
+        return self == Self.SCALED or self == Self.FACTORS
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`.
@@ -325,8 +342,13 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
             result.temperature.kind = Kind.NOTHING
         return result
 
+    def are_alone(self) -> Bool:
+        """Returns whether they are neither causal nor have a sink."""
+        return self.sink.kind == Kind.NOTHING and not self.causal
+
     def are(self) -> Class:
-        """Returns which forms there are."""
+        """Returns which forms there are, of several classes the narrowest but `FACTORS`, for which there are not kernels for all lengths.
+        """
         if (
             self.scale.strides[AXIS] != 0
             or self.temperature.strides[AXIS] != 0
@@ -341,8 +363,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
             return Class.HIDDEN if hides and scaled else Class.MASKED
         if not scaled:
             return Class.ROWS
-        var alone = self.sink.kind == Kind.NOTHING and not self.causal
-        return Class.SCALED if alone else Class.CUT
+        return Class.SCALED if self.are_alone() else Class.CUT
 
     def are_biased(self, x: Source[Self.dtype]) -> Bool:
         """Returns whether forms that are `MASKED` are `BIASED`.

@@ -314,10 +314,7 @@ struct Part[
         comptime for i in range(Self.of_edges if Self.peeled else 0):
             if self.has_edge(i):
                 var at = self.edge_place(i)
-                var kept = self.source.load[1](at)
-                comptime if Self.S.Line.signed:
-                    if self.source.is_negative():
-                        kept = -kept
+                var kept = self.source.with_sign(self.source.load[1](at))
                 kept = self.source.limited(at, kept)
                 comptime if Self.S.Line.hidden:
                     kept = hidden(kept, self.source.takes[1, True](at))

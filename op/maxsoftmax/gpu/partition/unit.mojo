@@ -30,7 +30,6 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     comptime G = Granules[Self.dtype]
     comptime Values = Granule[Self.dtype]
     comptime width = Self.G.width
-    comptime nothing = neg_inf[Self.dtype]()
 
     var g: Self.G
     """The row."""
@@ -40,13 +39,22 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     """Of the granules from that one on, those that do not reach beyond the row."""
     var whole: Bool
     """Whether no lane has one that does."""
+    var filler: Scalar[Self.dtype]
+    """What is there instead of elements where there are none."""
     var shared: Bool
     """Whether the lane's first granule has elements of the unit before, and the one after its last has elements of this one."""
 
     @inline(.always)
-    def __init__(out self, g: Self.G, unit: Int, lane: Int):
+    def __init__(
+        out self,
+        g: Self.G,
+        unit: Int,
+        lane: Int,
+        filler: Scalar[Self.dtype] = neg_inf[Self.dtype](),
+    ):
         """A lane's part of unit `unit`."""
         self.g = g
+        self.filler = filler
         self.first = unit * Self.rounds * WARP_SIZE + lane
         self.left = g.count - Int32(self.first)
         self.whole = (unit + 1) * Self.rounds * WARP_SIZE < Int(g.count)
@@ -89,8 +97,8 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def load(self, j: Int) -> Self.Values:
-        """Returns the lane's granule j, -inf for what is beyond the row."""
-        return self.g.load(self.first + j * WARP_SIZE, Self.nothing)
+        """Returns the lane's granule j, fillers for what is beyond the row."""
+        return self.g.load(self.first + j * WARP_SIZE, self.filler)
 
     @inline(.always)
     def begin(self) -> Self.Values:
@@ -99,18 +107,18 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         var values = self.load(0)
         comptime for v in range(Self.width - 1):
             if Int32(v) < self.g.shift:
-                values[v] = Self.nothing
+                values[v] = self.filler
         return values
 
     @inline(.always)
     def end(self) -> Self.Values:
         """Returns what is in the unit of the granule after the last."""
-        var values = Self.Values(Self.nothing)
+        var values = Self.Values(self.filler)
         if self.shared:
             values = self.load(Self.rounds)
             comptime for v in range(Self.width):
                 if Int32(v) >= self.g.shift:
-                    values[v] = Self.nothing
+                    values[v] = self.filler
         return values
 
     @inline(.always)
@@ -123,7 +131,16 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
             edged: Whether rows may begin or end between two multiples of 16 bytes.
 
         Args:
-            raw: Where they go; -inf where there are none.
+            raw: Where they go; as it is where there are none, but for what is beyond the row in a granule.
+        """
+        self.ask(raw)
+        return self.edges[edged](raw)
+
+    @inline(.always)
+    def ask(self, mut raw: Array[Self.Values, Self.rounds]):
+        """Reads those of the lane's granules that do not reach beyond the row.
+
+        - `raw`: As of `read`.
         """
         comptime for all in [True, False]:
             if self.whole == all:
@@ -132,7 +149,14 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                         raw[j] = self.address(j).unsafe_load[
                             width=Self.width, alignment=VECTOR_BYTES
                         ]()
-        var after = Self.Values(Self.nothing)
+
+    @inline(.always)
+    def edges[
+        edged: Bool
+    ](self, mut raw: Array[Self.Values, Self.rounds]) -> Self.Values:
+        """Reads the others, of which parts are the unit's: parameters, arguments and result are as of `read`.
+        """
+        var after = Self.Values(self.filler)
         comptime if edged:
             if not self.whole:
                 var tail_round = self.tail_round()
@@ -145,6 +169,21 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                 after = self.end()
                 raw[0] = self.begin()
         return after
+
+    @inline(.always)
+    def make[
+        Of: def(values: Self.Values, there: Bool) -> Self.Values
+    ](self, mut raw: Array[Self.Values, Self.rounds], of: Of):
+        """Makes something else of the lane's granules, fillers in them included.
+
+        Parameters:
+            Of: Returns what is made of a granule; the same, if it is not there.
+
+        - `raw`: The granules, as `read` reads them.
+        """
+        var reach = self.left + Int32(self.g.tail > 0)
+        comptime for j in range(Self.rounds):
+            raw[j] = of(raw[j], Int32(j * WARP_SIZE) < reach)
 
     @inline(.always)
     def store[

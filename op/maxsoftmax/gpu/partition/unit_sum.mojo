@@ -10,7 +10,7 @@ from ..hardware.team import largest_lane, largest_of_lanes, maximum, total
 from ..hardware.warp_reduction import lanes_reduce
 from .pair import add
 from .granules import caught_up, turned
-from .row import again
+from .row import again, product
 from .unit import Unit
 
 comptime TOGETHER = 4
@@ -24,6 +24,7 @@ struct UnitSum[
     keeps: Bool,
     edged: Bool,
     packs: Bool = False,
+    scaled: Bool = False,
 ](Movable):
     """What a unit sums to, and what is kept of its exponentials.
 
@@ -31,6 +32,7 @@ struct UnitSum[
     - `keeps`: Whether exponentials take the place of logits, of float32.
     - `edged`: As of `Unit.read`.
     - `packs`: Whether they are kept beside the logits, in three bytes each.
+    - `scaled`: Whether a logit is an element times a factor.
     """
 
     comptime U = Unit[Self.dtype, Self.rounds]
@@ -54,22 +56,28 @@ struct UnitSum[
         var after: Self.U.Values,
         lane: Int,
         zero: UInt32,
+        factor: Float32 = 1,
     ):
         """Sums up a unit, in the order of the elements, whatever lane has them.
 
         Args:
             u: What of the unit is this lane's.
-            raw: The logits, as `Unit.read` reads them.
+            raw: The elements, as `Unit.read` reads them.
             after: What it returns.
             lane: This thread's index in its warp.
             zero: What nobody but the caller knows to be 0.
+            factor: What elements are multiplied by, positive, if they are.
         """
         comptime F = DType.float32
         var largest = after
         comptime for j in range(Self.rounds):
             largest = maximum(largest, raw[j])
         self.m = largest_of_lanes[WARP_SIZE](largest_lane(largest).cast[F]())
+        comptime if Self.scaled:
+            self.m *= factor
         self.scale = Scale[Self.exact](self.m)
+        comptime if Self.scaled and not Self.exact:
+            self.scale.slope *= factor
         # Where exponentials replace the logits, those of the next vector are found first: of the first lane they are a part of this one.
         var sum = Sum[F, Self.width]()
         self.packed = Array[
@@ -81,7 +89,11 @@ struct UnitSum[
         @inline(.always)
         def exponentials(values: Self.U.Values) {imm} -> Self.Vector:
             """Returns e^x in the unit's scale."""
-            return rebind[Self.Vector](scale.quick(values.cast[F]()))
+            return rebind[Self.Vector](
+                scale.quick(
+                    multiplied[Self.scaled and Self.exact](values, factor)
+                )
+            )
 
         comptime if Self.keeps:
             raw[0] = rebind[Self.U.Values](exponentials(raw[0]))
@@ -133,3 +145,14 @@ struct UnitSum[
         comptime if Self.edged:
             chains = turned[WARP_SIZE](chains, u.g.shift, lane)
         self.d = lanes_reduce[total](chains.reduce_add()) * scale.quick_factor()
+
+
+@inline(.always)
+def multiplied[
+    dtype: DType, width: SIMDLength, //, scaled: Bool
+](elements: SIMD[dtype, width], factor: Float32) -> SIMD[DType.float32, width]:
+    """Returns elements, times a factor, rounded, if they are `scaled`."""
+    var values = elements.cast[DType.float32]()
+    comptime if scaled:
+        return product(values, SIMD[DType.float32, width](factor))
+    return values
