@@ -1,5 +1,6 @@
 """Which kernel takes which rows along an axis that is not the last."""
 
+from std.math import ceildiv
 from std.sys import size_of
 
 from ..ops.finish import Finish
@@ -68,14 +69,15 @@ def _by[
     comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
     )
-    # Pieces of 128 bytes that begin anywhere are slow. Of 16 bits, wider ones are not faster: 16×1023×1023 of bfloat16 took 55 µs instead of 50 (H100).
-    comptime doubles = (
-        dealt and size_of[S.elements]() == 4 and not finish.is_gradient()
-    )
+    # Pieces of 128 bytes that begin anywhere are slow. Of 16 bits wider ones are faster only where there are many, and columns do not fit in
+    # registers: of bfloat16 64×1000×4095 takes 559 µs instead of 642, 64×470×1021 83 instead of 90, but 16×1023×1023 55 instead of 51 and 2048×64×513
+    # 142 instead of 128 (H100).
+    comptime wide = size_of[S.elements]() == 4
+    comptime doubles = dealt and not finish.is_gradient()
     comptime if line == len(table):
         # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
         comptime lanes = 8 if width > 1 else 32
-        comptime if doubles:
+        comptime if doubles and wide:
             if rows.inner >= 2 * lanes * width:
                 streaming_strided[finish, lanes, 2 * width, dealt](
                     y, x, other, rows, queue
@@ -92,8 +94,14 @@ def _by[
         comptime columns = t.width(width, dealt, fewest)
         comptime if rows.length == 0 or surely:
             if surely or rows.n <= most:
-                comptime if doubles and t.doubles():
-                    if rows.inner >= 2 * t.lanes * columns:
+                comptime if doubles and t.doubles() and (wide or t.slotted):
+                    comptime apart = 2 * t.lanes * columns
+                    var blocks = ceildiv(
+                        rows.count(), apart
+                    ) * t.cluster_blocks(rows.n, room)
+                    if rows.inner >= apart and (
+                        wide or blocks > 3 * queue.sm_count()
+                    ):
                         resident_strided[
                             finish, t.doubled(), 2 * columns, dealt
                         ](y, x, other, rows, queue, room)
