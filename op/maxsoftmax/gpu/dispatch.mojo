@@ -16,7 +16,7 @@ from .dispatch_strided import strided
 from .resident import resident
 from .resident_grid import grid_holds, resident_grid
 from .resident_units import Again, resident_units
-from .tuning import line_for, Team, Tuned, Units, slots
+from .tuning import CROWDED, line_for, Team, Tuned, Units, slots
 
 
 def auto[
@@ -212,17 +212,19 @@ def _units[
         and size_of[S.elements]() == 2
         and size_of[T.Line.stored]() <= 2
     )
+    comptime by[threads: Int, again_as: Again] = resident_units[
+        S=S, T=T, finish, line.rounds, threads, again_as, line.blocks
+    ]
     comptime if not packs:
-        resident_units[
-            finish, line.rounds, line.max_threads, Again.OF_ROW, line.blocks
-        ](y, x, rows, queue)
+        by[line.max_threads, Again.OF_ROW](y, x, rows, queue)
     else:
+        comptime crowded = line.crowded_up_to > 0
         if rows.count() <= line.packed_up_to:
-            resident_units[
-                finish, line.rounds, line.max_threads, Again.PACKED, line.blocks
-            ](y, x, rows, queue)
+            by[line.max_threads, Again.PACKED](y, x, rows, queue)
+        elif crowded and rows.count() <= line.crowded_up_to:
+            by[CROWDED if crowded else line.max_threads, Again.PACKED](
+                y, x, rows, queue
+            )
         else:
             # More of them are on the chip at a time.
-            resident_units[
-                finish, line.rounds, 1024, Again.SHORTENED, line.blocks
-            ](y, x, rows, queue)
+            by[1024, Again.SHORTENED](y, x, rows, queue)

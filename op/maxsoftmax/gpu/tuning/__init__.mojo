@@ -2,6 +2,7 @@
 
 from ..hardware.cluster import has_clusters
 from .configuration import (
+    CROWDED,
     HAS_ROOM,
     line_for,
     Stream,

@@ -184,6 +184,10 @@ struct Team(TrivialRegisterPassable):
         return min(ceildiv(length, min(self.best, room)), PORTABLE_BLOCKS)
 
 
+comptime CROWDED = 768
+"""Threads a block, for as many rows as fit at a time only if a thread has no more than 80 registers."""
+
+
 struct Units(TrivialRegisterPassable):
     """How long rows in memory are held by the warps of a cluster, a unit of the row by each.
     """
@@ -202,6 +206,8 @@ struct Units(TrivialRegisterPassable):
     """Blocks of a cluster."""
     var lengths: Lengths
     """Of which rows."""
+    var crowded_up_to: Int
+    """Rows up to which they are packed in the registers that blocks of `CROWDED` threads leave; 0, if they are not beyond `packed_up_to`."""
 
     def __init__(
         out self,
@@ -212,6 +218,7 @@ struct Units(TrivialRegisterPassable):
         packed_up_to: Int,
         blocks: Int,
         lengths: Lengths = Lengths.WHOLE,
+        crowded_up_to: Int = 0,
     ):
         """Rows of whole vectors, unless it says others."""
         self.above = above
@@ -221,6 +228,7 @@ struct Units(TrivialRegisterPassable):
         self.packed_up_to = packed_up_to
         self.blocks = blocks
         self.lengths = lengths
+        self.crowded_up_to = crowded_up_to
 
     def with_factor(self) -> Self:
         """Returns how rows are held whose elements are multiplied by a factor each row has.
@@ -232,7 +240,7 @@ struct Units(TrivialRegisterPassable):
         # There is no room for packed ones.
         result.packed_up_to = 0
         if self.packed_up_to > 0:
-            result.max_threads = max(self.max_threads, 768)
+            result.max_threads = max(self.max_threads, CROWDED)
         elif self.up_to > 65536 and self.rounds != 16:
             result.lengths = Lengths.WHOLE
         return result
