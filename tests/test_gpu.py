@@ -283,6 +283,21 @@ def test_rows_along_another_axis_have_the_same_bits_in_every_batch_and_at_every_
             assert torch.equal(alone, dx[part]), (start, columns, shift)
 
 
+@pytest.mark.parametrize(("n", "inner"), [(200, 30_001), (1000, 9001), (3000, 6001)])
+def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(2, n, inner, device="cuda", generator=generator).mul(3).bfloat16()
+    y = maxsoftmax.softmax(x, axis=1)
+    expected = x[..., :64].double().softmax(1)
+    torch.testing.assert_close(y[..., :64].double(), expected, rtol=2**-8, atol=1e-30)
+    for start in (0, 5, inner - 200):
+        few = slice(start, start + 200)
+        assert maxsoftmax.softmax(x[..., few].contiguous(), axis=1).equal(y[..., few])
+
+
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "n"),
     [
