@@ -283,9 +283,7 @@ struct Gpu(Kernels):
                 comptime if known.may_be(Class.SCALED) or known.may_be(
                     Class.ROWS
                 ):
-                    if (
-                        are == Class.SCALED or are == Class.ROWS
-                    ) and forms.are_alone():
+                    if are in (Class.SCALED, Class.ROWS) and forms.are_alone():
                         if units_fit[finish](
                             y,
                             Formed[Class.FACTORS](x, forms.scaled()),

@@ -45,16 +45,10 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     """Whether the lane's first granule has elements of the unit before, and the one after its last has elements of this one."""
 
     @inline(.always)
-    def __init__(
-        out self,
-        g: Self.G,
-        unit: Int,
-        lane: Int,
-        filler: Scalar[Self.dtype] = neg_inf[Self.dtype](),
-    ):
+    def __init__(out self, g: Self.G, unit: Int, lane: Int):
         """A lane's part of unit `unit`."""
         self.g = g
-        self.filler = filler
+        self.filler = neg_inf[Self.dtype]()
         self.first = unit * Self.rounds * WARP_SIZE + lane
         self.left = g.count - Int32(self.first)
         self.whole = (unit + 1) * Self.rounds * WARP_SIZE < Int(g.count)
@@ -131,7 +125,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
             edged: Whether rows may begin or end between two multiples of 16 bytes.
 
         Args:
-            raw: Where they go; as it is where there are none, but for what is beyond the row in a granule.
+            raw: Where they go: what there is none of is left as it is, or filled up to a granule.
         """
         self.ask(raw)
         return self.edges[edged](raw)
