@@ -73,11 +73,14 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 mask = _Along(self.forms.mask, at, 0)
             else:
                 comptime if Self.Line.signed:
-                    var at = self._at(row, 0)
-                    var divisor = _Along(self.forms.temperature, at, 1)
-                    scale.number = (
-                        _Along(self.forms.scale, at, 1).number / divisor.number
-                    )
+                    # Where the row is takes longer to find than what is read there; of numbers the scale is the quotient.
+                    if not self.forms.are_numbers():
+                        var at = self._at(row, 0)
+                        var divisor = _Along(self.forms.temperature, at, 1)
+                        scale.number = (
+                            _Along(self.forms.scale, at, 1).number
+                            / divisor.number
+                        )
                 comptime if Self.is_causal:
                     if self.forms.causal:
                         # Queries are counted fastest.
