@@ -235,7 +235,13 @@ def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("edge", [24576, 32768, 40960, 49152, 53248, 81920, 131072, 155648, 212992, 262144, 294912])
+@pytest.mark.parametrize(
+    "edge",
+    [
+        *[12288, 16384, 24576, 32768, 40960, 49152, 53248, 65536, 81920, 90112],
+        *[122880, 131072, 155648, 163840, 212992, 262144, 294912],
+    ],
+)
 def test_rows_of_units_with_a_factor_have_the_same_bits_at_every_address(edge, dtype):
     torch = pytest.importorskip("torch")
     factors = torch.tensor([[1.0], [0.3], [-0.5], [-2], [0], [1e-3], [3], [-1e-3]], device="cuda")

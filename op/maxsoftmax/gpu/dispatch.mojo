@@ -188,6 +188,7 @@ def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
     if (
         S.Line.in_memory
         and S.Line.elements == S.Line.held
+        # What is `SCALED` is tried as `FACTORS`, for which there are kernels.
         and (S.Line.signed or not S.Line.scaled)
         and not S.Line.transformed
         and not (S.is_causal or S.has_sink or T.has_pairs)
@@ -218,13 +219,12 @@ def _units[
     comptime if not packs:
         by[line.max_threads, Again.OF_ROW](y, x, rows, queue)
     else:
-        comptime crowded = line.crowded_up_to > 0
         if rows.count() <= line.packed_up_to:
             by[line.max_threads, Again.PACKED](y, x, rows, queue)
-        elif crowded and rows.count() <= line.crowded_up_to:
-            by[CROWDED if crowded else line.max_threads, Again.PACKED](
-                y, x, rows, queue
-            )
-        else:
-            # More of them are on the chip at a time.
-            by[1024, Again.SHORTENED](y, x, rows, queue)
+            return
+        comptime if line.crowded_up_to > 0:
+            if rows.count() <= line.crowded_up_to:
+                by[CROWDED, Again.PACKED](y, x, rows, queue)
+                return
+        # More of them are on the chip at a time.
+        by[1024, Again.SHORTENED](y, x, rows, queue)

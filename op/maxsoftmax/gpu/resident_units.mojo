@@ -97,7 +97,7 @@ def resident_units_kernel[
     comptime packs = again_as == Again.PACKED
     comptime in_unit = keeps or packs or again_as == Again.SHORTENED
     comptime scaled = S.Line.scaled
-    # What is multiplied before all else, and what as exponentials are computed.
+    # Float32 is multiplied in place, before all else; 16 bits keep their dtype, and are multiplied as exponentials are computed.
     comptime in_place = scaled and dtype == F
     comptime late = scaled and not in_place
     var thread = Int(thread_idx.x)
@@ -107,26 +107,25 @@ def resident_units_kernel[
     var unit = (
         cluster.rank * (Int(block_dim.x) // WARP_SIZE) + thread // WARP_SIZE
     )
-    var u = U(U.G(x.line(row, Int(n)).address(0), 0, Int(n)), unit, lane)
+    var u = U(U.G(x.address(row, Int(n)), 0, Int(n)), unit, lane)
     pdl_wait()
 
     var raw = Array[U.Values, rounds](fill=U.Values(u.filler))
     u.ask(raw)
     # After that, as its factor may have to be read, too.
     var line = x.line(row, Int(n))
-    # With the sign of the factor, nothing is less than what is not there.
+    # Times the factor, fillers are -inf.
     u.filler = line.with_sign(u.filler)
     var factor = line.factor()
-    var signed = line.with_sign(factor)
+    var signed_factor = line.with_sign(factor)
 
     @inline(.always)
-    def ready(elements: U.Values, factor: Float32) {imm} -> U.Values:
-        """Returns elements times a factor, or its sign alone, for which there are bits enough.
-        """
+    def ready(elements: U.Values, by: Float32) {imm} -> U.Values:
+        """Returns elements times a number, or of 16 bits times its sign."""
         comptime if in_place:
-            return rebind[U.Values](multiplied[True](elements, factor))
+            return rebind[U.Values](multiplied[True](elements, by))
         elif scaled:
-            var sign = UInt32(0x80008000) if factor < 0 else 0
+            var sign = UInt32(0x80008000) if by < 0 else 0
             return bitcast[dtype, width](
                 bitcast[DType.uint32, WORDS](elements) ^ Words(sign)
             )
@@ -135,9 +134,9 @@ def resident_units_kernel[
 
     @inline(.always)
     def ready_granule(elements: U.Values, there: Bool) {imm} -> U.Values:
-        return ready(elements, signed if there else 1)
+        return ready(elements, signed_factor if there else 1)
 
-    var after = ready(u.edges[edged](raw), signed)
+    var after = ready(u.edges[edged](raw), signed_factor)
     comptime if scaled:
         u.make(raw, ready_granule)
     var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs, late](
@@ -172,19 +171,19 @@ def resident_units_kernel[
     var of_row = Scale[exact](pair.m)
     comptime if late and not exact:
         of_row.slope *= factor
-    var share, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
+    var last, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
 
     @inline(.always)
     def finished(logits: U.Values, e: Vector, rest: Float32) {imm} -> Vector:
         """Returns results of logits, or of exponentials in the unit's scale."""
         comptime if finish == Finish.LOGARITHMS:
             var z = rebind[Vector](multiplied[late](logits, factor))
-            return (z - pair.m) - share
+            return (z - pair.m) - last
         elif in_unit:
-            return e * rest * share
+            return e * rest * last
         else:
             var z = multiplied[late and exact](logits, factor)
-            return rebind[Vector](of_row.quick(z)) * share
+            return rebind[Vector](of_row.quick(z)) * last
 
     @inline(.always)
     def results(j: Int, rest: Float32) {imm} -> Vector:
@@ -261,9 +260,9 @@ def resident_units[
     var units = ceildiv(rows.n, unit_elements[dtype](rounds))
     var whole = rows.n % width == 0 and x.in_vectors[width]()
     comptime for edged in [False, True]:
-        # 10 vectors a lane, the parts of units, and a factor are more than 80 registers.
-        comptime crowded = edged and S.Line.scaled and 512 < max_threads < 1024
-        comptime threads = max_threads - 128 if crowded else max_threads
+        # Parts of units and a factor take some registers more than 80, or 96.
+        comptime spills = edged and S.Line.scaled and 512 < max_threads < 1024
+        comptime threads = max_threads - 128 if spills else max_threads
         if whole != edged:
             queue.launch[
                 resident_units_kernel[

@@ -36,6 +36,11 @@ struct MemorySource[dtype: DType](RowSource):
         return {self.memory.unsafe_offset(row * n)}
 
     @inline(.always)
+    def address(self, row: Int, n: Int) -> Source[Self.dtype]:
+        """Returns where a row along the last axis begins."""
+        return self.memory.unsafe_offset(row * n)
+
+    @inline(.always)
     def column(self, at: Positions) -> Self.Column:
         """Returns some elements of a row and its neighbours."""
         return {self.memory.unsafe_offset(at.offset()), at.stride * at.step}

@@ -188,6 +188,14 @@ trait RowSource(DevicePassable, TrivialRegisterPassable):
         """Returns row `row` along the last axis, of `n` elements."""
         ...
 
+    @inline(.always)
+    def address(self, row: Int, n: Int) -> Source[Self.Line.elements]:
+        """Returns where in memory row `row` along the last axis begins, of a source that is there: without what `line` reads.
+        """
+        return Source[Self.Line.elements](
+            unsafe_from_address=size_of[Self.Line.elements]()
+        )
+
     def column(self, at: Positions) -> Self.Column:
         """Returns some elements of a row and its neighbours."""
         ...

@@ -73,7 +73,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 mask = _Along(self.forms.mask, at, 0)
             else:
                 comptime if Self.Line.signed:
-                    # Where the row is takes longer to find than what is read there; of numbers the scale is the quotient.
+                    # Numbers were divided before (`Forms.scaled`), and to find where operands of the row are takes longer than to read them.
                     if not self.forms.are_numbers():
                         var at = self._at(row, 0)
                         var divisor = _Along(self.forms.temperature, at, 1)
@@ -106,6 +106,11 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
             scale.kind = Kind.NUMBER
             temperature.number = 1 / temperature.number
         return {self.x.unsafe_offset(row * n), end, scale, mask, temperature}
+
+    @inline(.always)
+    def address(self, row: Int, n: Int) -> Source[Self.dtype]:
+        """Returns where a row of x along the last axis begins."""
+        return self.x.unsafe_offset(row * n)
 
     @inline(.always)
     def column(self, at: Positions) -> Self.Column:

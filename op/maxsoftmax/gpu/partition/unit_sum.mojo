@@ -32,7 +32,7 @@ struct UnitSum[
     - `keeps`: Whether exponentials take the place of logits, of float32.
     - `edged`: As of `Unit.read`.
     - `packs`: Whether they are kept beside the logits, in three bytes each.
-    - `scaled`: Whether a logit is an element times a factor.
+    - `scaled`: Whether logits are what is read times a factor.
     """
 
     comptime U = Unit[Self.dtype, Self.rounds]
@@ -62,11 +62,11 @@ struct UnitSum[
 
         Args:
             u: What of the unit is this lane's.
-            raw: The elements, as `Unit.read` reads them.
+            raw: What is read, as `Unit.read` does, or made of it by `Unit.make`.
             after: What it returns.
             lane: This thread's index in its warp.
             zero: What nobody but the caller knows to be 0.
-            factor: What elements are multiplied by, positive, if they are.
+            factor: What they are multiplied by, no negative number, if they are `scaled`.
         """
         comptime F = DType.float32
         var largest = after

@@ -185,7 +185,7 @@ struct Team(TrivialRegisterPassable):
 
 
 comptime CROWDED = 768
-"""Threads a block, for as many rows as fit at a time only if a thread has no more than 80 registers."""
+"""Threads a block that leave each of them 80 registers: for as many rows as fit at a time only so."""
 
 
 struct Units(TrivialRegisterPassable):
@@ -242,6 +242,7 @@ struct Units(TrivialRegisterPassable):
         if self.packed_up_to > 0:
             result.max_threads = max(self.max_threads, CROWDED)
         elif self.up_to > 65536 and self.rounds != 16:
+            # Lines of other lengths, but for the two that have registers left.
             result.lengths = Lengths.WHOLE
         return result
 
@@ -322,7 +323,7 @@ struct Strip(TrivialRegisterPassable):
         return fewest if dealt and self.lanes >= 64 else most
 
     def doubles(self) -> Bool:
-        """Returns whether dealt columns of float32 may be `doubled`.
+        """Returns whether dealt columns may be `doubled`.
 
         Not where that leaves a multiprocessor one block, as there are not enough registers for: 8×6001×2047 of float32 took 1143 µs instead of 519.
         """
