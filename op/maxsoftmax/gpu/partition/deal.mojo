@@ -287,7 +287,9 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
         comptime for c in range(1, Self.D.columns):
             var place = Int(self.columns[c].address(0)) - lane * size
             apart |= UInt64(place - c * WARP_SIZE * size) != first
-        if warp.vote[DType.uint32](apart) == 0:
+        # A bit for each lane.
+        comptime Ballot = DType.uint64 if WARP_SIZE > 32 else DType.uint32
+        if warp.vote[Ballot](apart) == 0:
             self.before = Int32(first // UInt64(size) % UInt64(Self.whole))
         self.room = room
 
