@@ -283,14 +283,13 @@ struct Gpu(Kernels):
                 comptime if known.may_be(Class.SCALED) or known.may_be(
                     Class.ROWS
                 ):
-                    if are in (Class.SCALED, Class.ROWS) and forms.are_alone():
-                        if units_fit[finish](
-                            y,
-                            Formed[Class.FACTORS](x, forms.scaled()),
-                            rows,
-                            queue,
-                        ):
-                            return
+                    var factors = Formed[Class.FACTORS](x, forms.scaled())
+                    if (
+                        are in (Class.SCALED, Class.ROWS)
+                        and forms.are_alone()
+                        and units_fit[finish](y, factors, rows, queue)
+                    ):
+                        return
                 comptime for scaled in [
                     Class.SCALED,
                     Class.CUT,

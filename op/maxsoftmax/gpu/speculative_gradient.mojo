@@ -160,13 +160,7 @@ def speculative_kernel[
     var u = U(U.G(x, row, Int(n)), unit, lane)
     pdl_wait()
     var raw = Array[U.Values, S.tuned.rounds](fill=U.Values(u.filler))
-    comptime for all in [True, False]:
-        if u.whole == all:
-            comptime for j in range(S.tuned.rounds):
-                if u.has[all](j):
-                    raw[j] = u.address(j).unsafe_load[
-                        width=width, alignment=VECTOR_BYTES
-                    ]()
+    u.ask(raw)
     var target = Class(targets[row], n, ignored, False)
     # How far the target is from the lane's first element.
     var ahead = target.index - Int64(u.first * width)
