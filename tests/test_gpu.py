@@ -265,6 +265,89 @@ def test_rows_of_units_with_a_factor_have_the_same_bits_at_every_address(edge, d
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("edge", [12288, 24576, 40960, 53248, 65536, 98304, 131072, 163840, 262144])
+def test_rows_of_units_with_a_mask_have_the_same_bits_at_every_address(edge, dtype):
+    torch = pytest.importorskip("torch")
+    temperatures = torch.tensor([1.0, 0.3, -0.5, 2, 0.7, 1, -1, 1], device="cuda")[:, None]
+    near = {"rtol": 1e-5 if dtype == "float32" else 2**-7, "atol": 1e-30}
+    for n in (edge - 8, edge - 3, edge, edge + 1):
+        generator = torch.Generator("cuda").manual_seed(n)
+        x = torch.randn(8, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+        taken = torch.rand(8, n, device="cuda", generator=generator) < 0.7
+        # A row, all of it but the last element, and whole units.
+        taken[4] = taken[6, :-1] = taken[5, 512:8192] = False
+        taken[6, -1] = True
+        bias = torch.randn(8, n, device="cuda", generator=generator).masked_fill(~taken, -torch.inf)
+        bools = [
+            {"mask": taken},
+            {"mask": taken[3]},
+            {"mask": taken, "temperature": temperatures},
+            {"mask": taken[:1], "scale": 0.3},
+        ]
+        floats = [
+            {"mask": bias},
+            {"mask": bias[3], "temperature": temperatures},
+            {"mask": bias[:1], "temperature": 0.3},
+        ]
+        for options in bools + floats:
+            mask = options["mask"]
+            z = x.double() * options.get("scale", 1)
+            z = z + mask.double() if mask.is_floating_point() else z.masked_fill(~mask, -torch.inf)
+            z = z / options.get("temperature", 1)
+            # Hidden whatever they are divided by, if by bools; so are NaNs then.
+            if mask.dtype == torch.bool:
+                z = z.masked_fill(~mask, -torch.inf)
+            expected = z.softmax(1)
+            expected[z.isneginf().all(1)] = 0
+            y = maxsoftmax.softmax(x, **options)
+            torch.testing.assert_close(y.double(), expected, equal_nan=True, **near)
+            for row in range(8):
+                of_row = (
+                    {"temperature": temperatures[row : row + 1]} if options.get("temperature") is temperatures else {}
+                )
+                of_row["mask"] = at(mask[row : row + 1] if mask.shape == x.shape else mask, row)
+                alone = maxsoftmax.softmax(at(x[row : row + 1], row), **options | of_row)
+                torch.testing.assert_close(alone, y[row : row + 1], rtol=0, atol=0, equal_nan=True)
+        x[1, 7] = torch.nan
+        taken[1, 7] = False
+        assert not maxsoftmax.softmax(x, mask=taken).isnan().any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [40_001, 128_256])
+def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
+    torch = pytest.importorskip("torch")
+    from max.driver import Accelerator, Buffer
+    from max.dtype import DType
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef, Graph, TensorType
+
+    def masked(x, taken, bias, temperature):
+        yield maxsoftmax.ops.softmax(x, mask=taken, scale=0.5)
+        yield maxsoftmax.ops.softmax(x, mask=taken, temperature=temperature)
+        yield maxsoftmax.ops.softmax(x, mask=bias, temperature=temperature)
+
+    shapes = [(dtype, (5, n)), ("bool", (5, n)), ("float32", (5, n)), ("float32", (5, 1))]
+    types = [TensorType(getattr(DType, name), shape, DeviceRef.GPU()) for name, shape in shapes]
+    with Graph("masked", input_types=types) as graph:
+        graph.output(*masked(*(value.tensor for value in graph.inputs)))
+    model = InferenceSession(devices=[Accelerator()]).load(graph)
+    generator = torch.Generator("cuda").manual_seed(n)
+    x, bias = torch.randn(2, 5, n, device="cuda", generator=generator).mul(3)
+    x, taken = x.to(getattr(torch, dtype)), bias > -2
+    temperature = torch.tensor([1.0, 0.3, -0.5, 2, 0.7], device="cuda")[:, None]
+    torch.cuda.synchronize()
+    results = model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, taken, bias, temperature)))
+    alone = [
+        maxsoftmax.softmax(x, mask=taken, scale=0.5),
+        maxsoftmax.softmax(x, mask=taken, temperature=temperature),
+        maxsoftmax.softmax(x, mask=bias, temperature=temperature),
+    ]
+    for result, direct in zip(results, alone, strict=True):
+        assert torch.from_dlpack(result).equal(direct)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [3, 7, 13, 50, 100, 400, 1023, 3000, 5000, 11_000, 60_000])
 @pytest.mark.parametrize("inner", [264, 265])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient"])

@@ -182,13 +182,13 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
 
 
 def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
-    """Returns how they are held by the unit: of logits that are what lies in memory, times a factor of the row, and nothing but results for each.
+    """Returns how they are held by the unit: of logits that are what lies in memory, maybe times a factor of the row and with a mask in memory, and nothing but results for each.
     """
     comptime wide = size_of[S.elements]() > 2
     if (
         S.Line.in_memory
         and S.Line.elements == S.Line.held
-        # What is `SCALED` is tried as `FACTORS`, for which there are kernels.
+        # What is `SCALED` is tried as `FACTORS` or `MASKED_FACTORS`, for which there are kernels.
         and (S.Line.signed or not S.Line.scaled)
         and not S.Line.transformed
         and not (S.is_causal or S.has_sink or T.has_pairs)

@@ -280,14 +280,14 @@ struct Gpu(Kernels):
             strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
             comptime if dtype != DType.float64:
-                comptime if known.may_be(Class.SCALED) or known.may_be(
-                    Class.ROWS
-                ):
-                    var factors = Formed[Class.FACTORS](x, forms.scaled())
-                    if (
-                        are in (Class.SCALED, Class.ROWS)
-                        and forms.are_alone()
-                        and units_fit[finish](y, factors, rows, queue)
+                comptime if known != Class.CUT:
+                    comptime unmasked = known in (Class.SCALED, Class.ROWS)
+                    comptime factors = Class.FACTORS if unmasked else Class.MASKED_FACTORS
+                    if forms.are_factors() and units_fit[finish](
+                        y,
+                        Formed[factors](x, forms.scaled()),
+                        rows,
+                        queue,
                     ):
                         return
                 comptime for scaled in [

@@ -143,7 +143,7 @@ def resident_grid_kernel[
             return finished(slots.take(j), rest)
 
         @inline(.always)
-        def some(logits: U.Values) {imm} -> SIMD[F, width]:
+        def some(j: Int, logits: U.Values) {imm} -> SIMD[F, width]:
             comptime if keeps:
                 return finished(
                     rebind[U.Values](scale.quick(logits.cast[F]())), rest

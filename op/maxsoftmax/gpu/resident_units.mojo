@@ -10,6 +10,7 @@ Units begin between two multiples of 16 bytes where rows do; see `granules`.
 from std.math import ceildiv
 from std.memory import bitcast
 from std.sys import size_of
+from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -26,6 +27,7 @@ from ..math.exponential import Scale
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS
+from .hardware.hidden import hidden
 from .hardware.packed import Packed
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .partition.granules import WORDS, Words
@@ -71,7 +73,7 @@ def resident_units_kernel[
     """Writes softmax of rows along the last axis, or its logarithm, a cluster a row.
 
     Parameters:
-        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor and a mask.
         T: Where results go.
         finish: What of each element is written.
         rounds: Vectors of a unit that each lane takes: a row's bits follow from it.
@@ -91,6 +93,7 @@ def resident_units_kernel[
     comptime U = Unit[dtype, rounds]
     comptime width = U.width
     comptime Vector = SIMD[F, width]
+    comptime Takes = SIMD[DType.uint8, width]
     comptime exact = size_of[dtype]() > 2 or size_of[T.Line.stored]() > 2
     # Exponentials are kept in place of the logits, unless that takes twice the registers.
     comptime keeps = finish == Finish.PROBABILITIES and dtype == F
@@ -120,6 +123,16 @@ def resident_units_kernel[
     var signed_factor = line.with_sign(factor)
 
     @inline(.always)
+    def with_bias(
+        line: S.Line, elements: U.Values, bias: Vector
+    ) {imm} -> U.Values:
+        """Returns logits of elements beside which a mask of floats is."""
+        var z = multiplied[True](elements, line.with_sign(line.factor()))
+        return rebind[U.Values](
+            bias.fma(Vector(line.bias_factor()), rebind[Vector](z))
+        )
+
+    @inline(.always)
     def ready(elements: U.Values, by: Float32) {imm} -> U.Values:
         """Returns elements times a number, or of 16 bits times its sign."""
         comptime if in_place:
@@ -136,7 +149,32 @@ def resident_units_kernel[
     def ready_granule(elements: U.Values, there: Bool) {imm} -> U.Values:
         return ready(elements, signed_factor if there else 1)
 
-    var after = ready(u.edges[edged](raw), signed_factor)
+    var after = u.edges[edged](raw)
+    var distance = u.first * width - Int(u.g.shift)
+    comptime if S.Line.hidden:
+        if line.hides():
+
+            @inline(.always)
+            def hiding(elements: U.Values, takes: Takes) {imm} -> U.Values:
+                return hidden(elements, takes, u.filler)
+
+            u.beside[edged](
+                line.onwards(distance), raw, after, UInt8(1), hiding
+            )
+    comptime if S.Line.biased:
+        if line.adds():
+
+            @inline(.always)
+            def adding(elements: U.Values, bias: Vector) {imm} -> U.Values:
+                return with_bias(line, elements, bias)
+
+            u.beside[edged](
+                line.onwards(distance), raw, after, Float32(0), adding
+            )
+            if not u.shared:
+                after = U.Values(neg_inf[dtype]())
+            signed_factor = 1
+    after = ready(after, signed_factor)
     comptime if scaled:
         u.make(raw, ready_granule)
     var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs, late](
@@ -153,7 +191,7 @@ def resident_units_kernel[
         )
 
     @inline(.always)
-    def hidden(values: U.Values) {imm} -> U.Values:
+    def unknown(values: U.Values) {imm} -> U.Values:
         """Returns logits so that the compiler does not see that they are the same: what is computed of them again is not kept instead.
         """
         comptime if keeps:
@@ -171,7 +209,9 @@ def resident_units_kernel[
     var of_row = Scale[exact](pair.m)
     comptime if late and not exact:
         of_row.slope *= factor
-    var last, rest = factors[finish, keeps, in_unit](m, scale, of_row, pair)
+    var last, rest = factors[finish, keeps, in_unit](
+        m, scale, of_row, pair, x.is_masked()
+    )
 
     @inline(.always)
     def finished(logits: U.Values, e: Vector, rest: Float32) {imm} -> Vector:
@@ -195,11 +235,11 @@ def resident_units_kernel[
         elif in_unit:
             return finished(
                 raw[j],
-                Packed[width].shortened(exponentials(hidden(raw[j]))),
+                Packed[width].shortened(exponentials(unknown(raw[j]))),
                 rest,
             )
         else:
-            return finished(hidden(raw[j]), 0, rest)
+            return finished(unknown(raw[j]), 0, rest)
 
     @inline(.always)
     def plain(j: Int) {imm} -> SIMD[F, width]:
@@ -210,17 +250,28 @@ def resident_units_kernel[
         return results(j, rest)
 
     @inline(.always)
-    def some(elements: U.Values) {imm} -> SIMD[F, width]:
+    def some(j: Int, values: U.Values) {imm} -> SIMD[F, width]:
         # Read again, not to keep it: the compiler does not know which row it is.
         var line = x.line(row + Int(zero), Int(n))
-        var logits = ready(elements, line.with_sign(line.factor()))
+        var elements = values
+        var by = line.with_sign(line.factor())
+        comptime if S.Line.hidden:
+            if line.hides():
+                var takes = u.mask(line.onwards(distance), j, UInt8(1))
+                elements = hidden(elements, takes, u.filler)
+        comptime if S.Line.biased:
+            if line.adds():
+                var bias = u.mask(line.onwards(distance), j, Float32(0))
+                elements = with_bias(line, elements, bias)
+                by = 1
+        var logits = ready(elements, by)
         var e = exponentials(logits)
         comptime if in_unit and not keeps:
             e = Packed[width].shortened(e)
         return finished(logits, e, rest)
 
     u.store[edged](
-        y.line(row, Int(n)).onwards(u.first * width - Int(u.g.shift)),
+        y.line(row, Int(n)).onwards(distance),
         rest == 1,
         plain,
         any,

@@ -75,7 +75,9 @@ trait SourceLine(TrivialRegisterPassable):
     comptime signed: Bool = False
     """Whether it may be minus that."""
     comptime hidden: Bool = False
-    """Whether a mask in memory, a byte for each, says which elements take part; what is loaded is not masked yet."""
+    """Whether a mask in memory, a byte for each, may say which elements take part; what is loaded is not masked yet."""
+    comptime biased: Bool = False
+    """Whether one of floats may be added to logits in place."""
 
     def onwards(self, start: Int) -> Self:
         """Returns what of the row begins at its element `start`."""
@@ -137,16 +139,34 @@ trait SourceLine(TrivialRegisterPassable):
         return elements
 
     @inline(.always)
-    def is_mask_aligned[width: Int](self) -> Bool:
-        """Returns whether `width` bytes of the mask are aligned, where the elements beside them are.
+    def hides(self) -> Bool:
+        """Returns whether there is a mask of bools, where elements may be `hidden`.
+        """
+        return Self.hidden
+
+    @inline(.always)
+    def adds(self) -> Bool:
+        """Returns whether there is a mask of floats, where elements may be `biased`.
         """
         return False
 
     @inline(.always)
-    def takes[
-        width: Int, aligned: Bool
-    ](self, i: Int) -> SIMD[DType.uint8, width]:
-        """Returns the mask of elements from `i` on: 0 for those that take no part.
+    def bias_factor(self) -> Float32:
+        """Returns what this mask is multiplied by before it is added to logits.
+        """
+        return 1
+
+    @inline(.always)
+    def is_mask_aligned[of: DType, width: Int](self) -> Bool:
+        """Returns whether `width` elements of the mask are aligned, where the elements beside them are.
+        """
+        return False
+
+    @inline(.always)
+    def mask_of[
+        of: DType, width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[of, width]:
+        """Returns the mask of elements from `i` on: of bools 0 for those that take no part.
         """
         return 1
 

@@ -66,12 +66,19 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
             var scale = nothing
             scale.number = self.forms.scale.number
             var mask = nothing
+            var temperature = nothing
+            temperature.number = self.forms.temperature.number
             var end = n
-            comptime if Self.Line.hidden:
+            comptime if Self.forms_are == Class.HIDDEN:
                 var at = self._at(row, 0)
                 end = self.forms.length(at)
-                mask = _Along(self.forms.mask, at, 0)
+                mask = _Along.in_order(self.forms.mask, at)
             else:
+                comptime if Self.Line.hidden:
+                    if self.forms.mask.kind != Kind.NOTHING:
+                        mask = _Along.in_order(
+                            self.forms.mask, self._at(row, 0)
+                        )
                 comptime if Self.Line.signed:
                     # Numbers were divided before (`Forms.scaled`), and to find where operands of the row are takes longer than to read them.
                     if not self.forms.are_numbers():
@@ -81,6 +88,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                             _Along(self.forms.scale, at, 1).number
                             / divisor.number
                         )
+                        temperature.number = 1 / divisor.number
                 comptime if Self.is_causal:
                     if self.forms.causal:
                         # Queries are counted fastest.
@@ -89,7 +97,13 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                             UInt32(row) % UInt32(self.forms.shape[AXIS - 1])
                         )
                         end = self.forms.length(at)
-            return {self.x.unsafe_offset(row * n), end, scale, mask, nothing}
+            return {
+                self.x.unsafe_offset(row * n),
+                end,
+                scale,
+                mask,
+                temperature,
+            }
         var at = self._at(row, 0)
         var mask = _Along(self.forms.mask, at, 0)
         var end = self.forms.length(at)
@@ -210,6 +224,19 @@ struct _Along[dtype: DType](TrivialRegisterPassable):
                     operand.place(at) * self.kind.bytes[Self.dtype]()
                 )
 
+    @staticmethod
+    @inline(.always)
+    def in_order(operand: Operand[Self.dtype], at: IndexList[RANK]) -> Self:
+        """Returns a tensor whose elements lie one after the other, along the row that begins at `at`.
+        """
+        var result = Self()
+        result.kind = operand.kind
+        result.address = operand.address.unsafe_offset(
+            operand.place(at) * operand.kind.bytes[Self.dtype]()
+        )
+        result.stride = 1
+        return result
+
     @inline(.always)
     def onwards(self, start: Int) -> Self:
         """Returns it along what of the row begins at element `start`."""
@@ -269,7 +296,8 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime in_memory = True
     comptime scaled = Self.forms_are.is_scaled()
     comptime signed = Self.forms_are.is_signed()
-    comptime hidden = Self.forms_are == Class.HIDDEN
+    comptime hidden = Self.forms_are.may_hide()
+    comptime biased = Self.forms_are == Class.MASKED_FACTORS and Self.dtype == DType.float32
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = not Self.scaled and Self.dtype == Self.accum
     comptime kept = Self.dtype if Self.scaled else Self.accum
@@ -376,21 +404,36 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         return self.limited(i, z)
 
     @inline(.always)
-    def is_mask_aligned[width: Int](self) -> Bool:
-        """Returns whether `width` bytes of the mask are aligned."""
-        return Int(self.mask.address) % width == 0
+    def hides(self) -> Bool:
+        """Returns whether there is a mask of bools."""
+        return self.mask.kind == Kind.BOOL
 
     @inline(.always)
-    def takes[
-        width: Int, aligned: Bool
-    ](self, i: Int) -> SIMD[DType.uint8, width]:
+    def adds(self) -> Bool:
+        """Returns whether there is a mask of floats."""
+        return self.mask.kind == Kind.WIDE
+
+    @inline(.always)
+    def bias_factor(self) -> Float32:
+        """Returns what it is multiplied by."""
+        return self.temperature.number.cast[DType.float32]()
+
+    @inline(.always)
+    def is_mask_aligned[of: DType, width: Int](self) -> Bool:
+        """Returns whether `width` elements of the mask are aligned."""
+        return Int(self.mask.address) % (width * size_of[of]()) == 0
+
+    @inline(.always)
+    def mask_of[
+        of: DType, width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[of, width]:
         """Returns the mask of elements from `i` on."""
         comptime if aligned:
-            return self.mask.address.unsafe_load[width=width, alignment=width](
-                i
-            )
+            return self.mask.address.unsafe_bitcast[Scalar[of]]().unsafe_load[
+                width=width, alignment=width * size_of[of]()
+            ](i)
         else:
-            return self.mask.elements[DType.uint8, width, True](i)
+            return self.mask.elements[of, width, True](i)
 
     @inline(.always)
     def factor(self) -> Float32:

@@ -202,6 +202,8 @@ struct Class(Equatable, TrivialRegisterPassable):
     """Any scales and temperatures that are the same along each row; maybe causal, or with a sink."""
     comptime FACTORS = Self(7)
     """Any scales and temperatures that are the same along each row, and nothing else: more than `SCALED`, less than `ROWS`."""
+    comptime MASKED_FACTORS = Self(8)
+    """The same, and maybe a mask whose elements lie one after the other, of bools or, beside float32, of floats."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
@@ -223,16 +225,21 @@ struct Class(Equatable, TrivialRegisterPassable):
             Self.HIDDEN,
             Self.ROWS,
             Self.FACTORS,
+            Self.MASKED_FACTORS,
         )
 
     def is_signed(self) -> Bool:
         """Returns whether this number may be negative or 0, and another one for each row.
         """
-        return self == Self.ROWS or self == Self.FACTORS
+        return self in (Self.ROWS, Self.FACTORS, Self.MASKED_FACTORS)
+
+    def may_hide(self) -> Bool:
+        """Returns whether there may be a mask of bools beside this number."""
+        return self == Self.HIDDEN or self == Self.MASKED_FACTORS
 
     def is_alone(self) -> Bool:
-        """Returns whether all elements take part, and nothing else does."""
-        return self == Self.SCALED or self == Self.FACTORS
+        """Returns whether it is neither causal nor has a sink."""
+        return self in (Self.SCALED, Self.FACTORS, Self.MASKED_FACTORS)
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`.
@@ -333,13 +340,15 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         )
 
     def scaled(self) -> Self:
-        """Returns the same, of numbers as scale and temperature, as a scale alone.
+        """Returns the same, of numbers as scale and temperature, as a scale alone; what masks of floats are multiplied by is the number that
+        the temperature has then.
         """
         var result = self
         if self.are_numbers():
             result.scale.kind = Kind.NUMBER
             result.scale.number = self.factor()
-            result.temperature.kind = Kind.NOTHING
+            result.temperature = Operand[Self.dtype].of_nothing()
+            result.temperature.number = 1 / self.temperature.number_or(1)
         return result
 
     def are_alone(self) -> Bool:
@@ -347,7 +356,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         return self.sink.kind == Kind.NOTHING and not self.causal
 
     def are(self) -> Class:
-        """Returns which forms there are, of several classes the narrowest but `FACTORS`, for which there are not kernels for all lengths.
+        """Returns which forms there are, of several classes the narrowest but those of factors (see `are_factors`), for which there are not kernels for all lengths.
         """
         if (
             self.scale.strides[AXIS] != 0
@@ -357,13 +366,31 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
             or Rows.of[AXIS](self.shape).count() > Int(UInt32.MAX)
         ):
             return Class.ANY
-        var hides = self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
         var scaled = self.have_factor()
         if self.mask.kind != Kind.NOTHING:
-            return Class.HIDDEN if hides and scaled else Class.MASKED
+            return Class.HIDDEN if self._hide() and scaled else Class.MASKED
         if not scaled:
             return Class.ROWS
         return Class.SCALED if self.are_alone() else Class.CUT
+
+    def _hide(self) -> Bool:
+        """Returns whether there is a mask of bools whose elements lie one after the other.
+        """
+        return self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
+
+    def are_factors(self) -> Bool:
+        """Returns whether they are `MASKED_FACTORS`."""
+        return (
+            self.are() != Class.ANY
+            and self.are_alone()
+            and (
+                self.mask.kind == Kind.NOTHING
+                or self._hide()
+                or (
+                    Self.dtype == DType.float32 and self.mask.strides[AXIS] == 1
+                )
+            )
+        )
 
     def are_biased(self, x: Source[Self.dtype]) -> Bool:
         """Returns whether forms that are `MASKED` are `BIASED`.

@@ -12,10 +12,12 @@ from .packed import bytes_of
 @inline(.always)
 def hidden[
     dtype: DType, width: SIMDLength, //
-](elements: SIMD[dtype, width], takes: SIMD[DType.uint8, width]) -> SIMD[
-    dtype, width
-]:
-    """Returns elements, -inf where they take no part.
+](
+    elements: SIMD[dtype, width],
+    takes: SIMD[DType.uint8, width],
+    filler: Scalar[dtype] = neg_inf[dtype](),
+) -> SIMD[dtype, width]:
+    """Returns elements, fillers where they take no part.
 
     Parameters:
         dtype: Their dtype, of 4 bytes or 2.
@@ -24,8 +26,9 @@ def hidden[
     Args:
         elements: The elements.
         takes: For each of them a byte, 0 if it takes no part.
+        filler: What is there instead.
     """
-    comptime nothing = SIMD[dtype, width](neg_inf[dtype]())
+    var nothing = SIMD[dtype, width](filler)
     comptime if is_nvidia_gpu() and Int(width) % 4 == 0:
         comptime words = Int(width) * size_of[dtype]() // 4
         var bytes = bitcast[DType.uint32, Int(width) // 4](takes)
@@ -41,8 +44,8 @@ def hidden[
                 set[first // 4], set[first // 4]
             )
         var bits = bitcast[DType.uint32, words](elements)
-        var inf = bitcast[DType.uint32, words](nothing)
-        return bitcast[dtype, width]((bits & mask) | (inf & ~mask))
+        var instead = bitcast[DType.uint32, words](nothing)
+        return bitcast[dtype, width]((bits & mask) | (instead & ~mask))
     else:
         return takes.ne(0).select(elements, nothing)
 

@@ -208,14 +208,17 @@ struct Part[
         comptime Bytes = SIMD[DType.uint8, Self.width]
         comptime group = max(1, Tuned.mask_bytes // Self.width)
         comptime for aligned in [False, True]:
-            if self.source.is_mask_aligned[Self.width]() == aligned:
+            if (
+                self.source.is_mask_aligned[DType.uint8, Self.width]()
+                == aligned
+            ):
                 comptime for first in range(0, count, group):
                     comptime end = min(count, first + group)
                     var masks = Array[Bytes, group](fill=1)
                     comptime for j in range(first, end):
                         if self.reads(places[j]):
-                            masks[j - first] = self.source.takes[
-                                Self.width, aligned
+                            masks[j - first] = self.source.mask_of[
+                                DType.uint8, Self.width, aligned
                             ](self.place(places[j]))
                     # Often nothing is hidden; and as all of them are asked, all are under way at once.
                     var hides = Bytes(0)
@@ -317,7 +320,9 @@ struct Part[
                 var kept = self.source.with_sign(self.source.load[1](at))
                 kept = self.source.limited(at, kept)
                 comptime if Self.S.Line.hidden:
-                    kept = hidden(kept, self.source.takes[1, True](at))
+                    kept = hidden(
+                        kept, self.source.mask_of[DType.uint8, 1, True](at)
+                    )
                 values[i] = self.source.logits(at, kept).cast[DType.float32]()[
                     0
                 ]

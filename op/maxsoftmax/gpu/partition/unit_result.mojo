@@ -2,17 +2,22 @@
 
 from std.utils.numerics import neg_inf
 
-from ...math.exponential import Scale, logarithm
+from ...math.exponential import Scale
 from ...ops.finish import Finish
 from ..hardware.cluster import Pair
+from .pair import end
 
 
 @inline(.always)
 def factors[
     exact: Bool, //, finish: Finish, keeps: Bool, in_unit: Bool = keeps
-](m: Float32, scale: Scale[exact], of_row: Scale[exact], pair: Pair[]) -> Tuple[
-    Float32, Float32
-]:
+](
+    m: Float32,
+    scale: Scale[exact],
+    of_row: Scale[exact],
+    pair: Pair[],
+    masked: Bool = False,
+) -> Tuple[Float32, Float32]:
     """Returns what exponentials are multiplied by to be probabilities, or what is subtracted from x - m to be their logarithms; and what those in the
     unit's scale are multiplied by before, 1 if that is the same for all of the row or a part of the former.
 
@@ -27,12 +32,11 @@ def factors[
         scale: The unit's scale.
         of_row: The row's.
         pair: The row's pair.
+        masked: As of `end`, of probabilities.
     """
     var rest = Float32(1)
-    var factor = (
-        logarithm(pair.relative[exact]()) if finish
-        == Finish.LOGARITHMS else pair.reciprocal[keeps]()
-    )
+    var whole = pair
+    var factor = end[finish, exact, keeps](whole, masked)[0]
     comptime if in_unit:
         comptime if keeps:
             rest = scale.over_lowered(of_row) * scale.quick_factor()
