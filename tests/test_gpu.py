@@ -372,6 +372,29 @@ def test_rows_along_another_axis_have_the_same_bits_in_every_batch_and_at_every_
             assert torch.equal(alone, dx[part]), (start, columns, shift)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("inner", [2, 3, 4, 5, 7, 8, 9, 15, 31, 63])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax"])
+def test_columns_in_panels_have_the_bits_of_others(what, inner, dtype):
+    torch = pytest.importorskip("torch")
+    op = getattr(maxsoftmax, what)
+    for outer, n in ((1, 8), (1000, 3), (777, 8), (50, 16), (333, 50), (41, 64), (100, 65), (9, 128)):
+        generator = torch.Generator("cuda").manual_seed(n)
+        x = torch.randn(outer, n, inner, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+        x[0, 0] = x[-1, -1] = -torch.inf
+        x[outer // 2, 1, -1] = torch.nan
+        y = op(x, axis=1)
+        expected = getattr(torch, what)(x.double(), 1)
+        torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=1e-6, equal_nan=True)
+        # As many columns more that the kernel is another one.
+        wide = torch.nn.functional.pad(x, (0, 264 - inner))
+        torch.testing.assert_close(op(wide, axis=1)[..., :inner], y, rtol=0, atol=0, equal_nan=True)
+        for shift in (1, 3, 4):
+            torch.testing.assert_close(op(at(x, shift), axis=1), y, rtol=0, atol=0, equal_nan=True)
+        rest = op(x[outer // 3 :], axis=1)
+        torch.testing.assert_close(rest, y[outer // 3 :], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("n", "inner"), [(200, 30_001), (1000, 9001), (3000, 6001)])
 def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
     torch = pytest.importorskip("torch")

@@ -40,7 +40,9 @@ def auto[
         fallback[finish](MemoryTarget(y), MemorySource(x), rows, queue)
         return
     comptime if not contiguous:
-        strided[finish](MemoryTarget(y), MemorySource(x), rows, queue)
+        strided[finish, plain=finish != Finish.PAIR](
+            MemoryTarget(y), MemorySource(x), rows, queue
+        )
     elif dtype != DType.float64:
         _contiguous[dtype, finish](y, x, rows, queue)
     elif finish != Finish.PAIR:

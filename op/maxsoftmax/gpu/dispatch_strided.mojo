@@ -4,19 +4,21 @@ from std.math import ceildiv
 from std.sys import size_of
 
 from ..ops.finish import Finish
+from ..io.memory import MemorySource, MemoryTarget
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from .fallback import fallback
 from .partition.row import vector_width
+from .resident_panel import panel_outers, resident_panel
 from .resident_strided import resident_strided, resident_room
 from .streaming_strided import streaming_strided
 from .tuning import Tuned
 
 
 def strided[
-    S: RowSource, T: RowTarget, //, finish: Finish
+    S: RowSource, T: RowTarget, //, finish: Finish, plain: Bool = False
 ](
     y: T,
     x: S,
@@ -26,6 +28,7 @@ def strided[
 ) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
+    - `plain`: Whether results, or their logarithms, and logits are of one dtype in plain memory.
     - `y`: Results, in no memory that is read for `x`.
     - `rows`: How the tensors are divided into rows, none of them empty.
     - `other`: The gradients of results, if their logits' gradient is wanted.
@@ -47,10 +50,12 @@ def strided[
             and y.in_vectors[width]()
             and Int(other) % VECTOR_BYTES == 0
         ):
-            _by[finish, width](y, x, other, rows, queue)
+            _by[finish, width, plain=plain](y, x, other, rows, queue)
         else:
             comptime if S.in_memory:
-                _by[finish, width, dealt=True](y, x, other, rows, queue)
+                _by[finish, width, dealt=True, plain=plain](
+                    y, x, other, rows, queue
+                )
             else:
                 _by[finish, 1](y, x, other, rows, queue)
 
@@ -63,6 +68,7 @@ def _by[
     width: Int,
     dealt: Bool = False,
     line: Int = 0,
+    plain: Bool = False,
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Columns that are taken by vectors of `width`, or by as many that are `dealt`, from a `line` of the table on.
     """
@@ -106,9 +112,24 @@ def _by[
                             finish, t.doubled(), 2 * columns, dealt
                         ](y, x, other, rows, queue, room)
                         return
+                comptime held = not (t.slotted or t.is_cluster())
+                comptime in_panels = plain and held and (dealt or t.up_to == 8)
+                comptime if in_panels:
+                    var together = panel_outers[t, columns, dealt](
+                        rows, size_of[S.elements]()
+                    )
+                    if together > 0:
+                        resident_panel[finish, t, columns, dealt](
+                            rebind[MemoryTarget[S.elements]](y).memory,
+                            rebind[MemorySource[S.elements]](x).memory,
+                            rows,
+                            queue,
+                            together,
+                        )
+                        return
                 resident_strided[finish, t, columns, dealt](
                     y, x, other, rows, queue, room
                 )
                 return
         comptime if not surely:
-            _by[finish, width, dealt, line + 1](y, x, other, rows, queue)
+            _by[finish, width, dealt, line + 1, plain](y, x, other, rows, queue)

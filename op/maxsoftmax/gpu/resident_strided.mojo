@@ -82,6 +82,35 @@ def resident_strided_kernel[
         share: Positions that a block takes.
         zero: As for `anew`.
     """
+    resident_columns[finish, t, width, dealt](
+        y, x, other, columns, inner, n, share, zero
+    )
+
+
+@inline(.always)
+def resident_columns[
+    S: RowSource,
+    T: RowTarget,
+    //,
+    finish: Finish,
+    t: Strip,
+    width: Int,
+    dealt: Bool,
+    of_block: Bool = False,
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    columns: Int64,
+    inner: Int64,
+    n: Int64,
+    share: Int64,
+    zero: UInt32,
+):
+    """Writes what `resident_strided_kernel` is to write, whose parameters and arguments these are.
+
+    - `of_block`: Whether the tensor is this block's alone, and has no more columns than it takes.
+    """
     comptime lanes = t.lanes
     comptime vectors = t.vectors
     comptime slotted = t.slotted
@@ -122,7 +151,7 @@ def resident_strided_kernel[
     var thread = Int(thread_idx.x)
     var cluster = Cluster[clustered, numbers]()
     var part = StridedPart[lanes, width, S.in_memory, dealt](
-        UInt32(cluster.index),
+        0 if of_block else UInt32(cluster.index),
         columns,
         inner,
         n,
@@ -316,7 +345,7 @@ def resident_strided_kernel[
     comptime in_slot = slotted and To.in_pieces and loaded == To.stored
     comptime if in_slot:
         target.through(rebind[Room](slots.of_warp(0)))
-    elif not slotted:
+    elif not (slotted or of_block):
         target.through_own_room()
     comptime for of_slots in [in_slot, not in_slot]:
         comptime if not of_slots:

@@ -13,6 +13,25 @@ from ...io.rows import Source, VECTOR_BYTES
 from .tree_reduction import Shared
 
 
+@inline(.always)
+def fetch_vector[
+    dtype: DType, //
+](to: Shared[Scalar[dtype]], source: Source[dtype]):
+    """Has 16 bytes brought to a place in shared memory, not waiting for them.
+    """
+    comptime if is_nvidia_gpu():
+        inlined_assembly[
+            "cp.async.cg.shared.global [$0], [$1], 16;",
+            NoneType,
+            constraints="r,l,~{memory}",
+        ](UInt32(Int(to)), UInt64(Int(source)))
+    else:
+        comptime width = VECTOR_BYTES // size_of[dtype]()
+        to.unsafe_store[alignment=VECTOR_BYTES](
+            source.unsafe_load[width=width, alignment=VECTOR_BYTES]()
+        )
+
+
 struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
     """The slots of one thread, in the block's dynamic shared memory.
 
@@ -55,20 +74,7 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
         """Has the vector at `source` brought into a slot, not waiting for it.
         """
         var at = Self.place(slot)
-        comptime if is_nvidia_gpu():
-            inlined_assembly[
-                "cp.async.cg.shared.global [$0], [$1], 16;",
-                NoneType,
-                constraints="r,l,~{memory}",
-            ](
-                UInt32(Int(self.first.unsafe_offset(at))),
-                UInt64(Int(source)),
-            )
-        else:
-            self.keep(
-                slot,
-                source.unsafe_load[width=Self.width, alignment=VECTOR_BYTES](),
-            )
+        fetch_vector(self.first.unsafe_offset(at), source)
 
     @inline(.always)
     def take(self, slot: Int) -> Self.Values:
@@ -110,3 +116,12 @@ def kept_dtype[elements: DType]() -> DType:
     """Returns what is kept in shared memory: of logits of 16 bits themselves, of others float32, in the end exponentials.
     """
     return elements if size_of[elements]() == 2 else DType.float32
+
+
+@inline(.always)
+def wait_for_vectors():
+    """Waits until all that this thread has had fetched has landed."""
+    comptime if is_nvidia_gpu():
+        inlined_assembly[
+            "cp.async.wait_all;", NoneType, constraints="~{memory}"
+        ]()
