@@ -4,7 +4,7 @@ All positions of some outer indices lie side by side in memory: a panel. A block
 as `resident_strided` takes columns of tensors, with the same bits, puts results where the logits were, and writes the panel as it was read.
 """
 
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
@@ -187,7 +187,10 @@ def resident_panel[
         UInt32(0),
         grid_dim=ceildiv(rows.outer, together),
         block_dim=COLUMN_THREADS,
-        shared_mem_bytes=together * rows.n * rows.inner * size_of[dtype]()
-        + VECTOR_BYTES,
+        # A kernel is loaded once for each amount.
+        shared_mem_bytes=align_up(
+            together * rows.n * rows.inner * size_of[dtype]() + VECTOR_BYTES,
+            4096,
+        ),
         attributes=pdl_attributes(),
     )
