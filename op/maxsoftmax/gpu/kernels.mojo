@@ -283,7 +283,7 @@ struct Gpu(Kernels):
                 comptime if known != Class.CUT:
                     comptime unmasked = known in (Class.SCALED, Class.ROWS)
                     comptime factors = Class.FACTORS if unmasked else Class.MASKED_FACTORS
-                    if forms.are_factors() and units_fit[finish](
+                    if forms.are_masked_factors() and units_fit[finish](
                         y,
                         Formed[factors](x, forms.scaled()),
                         rows,

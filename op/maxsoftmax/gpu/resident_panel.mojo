@@ -1,4 +1,4 @@
-"""Columns of tensors with hardly anything after the axis: a cache's sector, or less.
+"""Columns of tensors with hardly anything after the axis: a cache's sector, or less; of many positions of 16 bits up to a line.
 
 All positions of some outer indices lie side by side in memory: a panel. A block brings one into shared memory by 16 bytes at a time, takes its columns
 as `resident_strided` takes columns of tensors, with the same bits, puts results where the logits were, and writes the panel as it was read.
@@ -12,7 +12,7 @@ from max.gpu.memory import external_memory
 from max.gpu.sync import barrier
 
 from ..io.memory import MemorySource, MemoryTarget
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere, unseen
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.pdl import pdl_attributes, pdl_wait
@@ -36,7 +36,6 @@ def resident_panel_kernel[
     inner: Int64,
     n: Int64,
     together: Int64,
-    zero: UInt32,
 ):
     """Writes the softmax along the middle axis of a row-major (outer, n, inner) tensor, or its logarithm.
 
@@ -54,7 +53,6 @@ def resident_panel_kernel[
         inner: The last.
         n: The one between.
         together: Outer indices of a panel, of which a block takes all columns at a time.
-        zero: As for `anew`.
     """
     var room = external_memory[
         Scalar[dtype],
@@ -71,7 +69,10 @@ def resident_panel_kernel[
     _fetch(panel, source, count)
     wait_for_vectors()
     barrier()
-    var memory = panel.address_space_cast[AddressSpace.GENERIC]()
+    # A source is taken for memory that nobody writes: nothing is read of it before the barrier if nobody knows where it is.
+    var memory = Shared[Scalar[dtype]](
+        unsafe_from_address=unseen(Int(panel))
+    ).address_space_cast[AddressSpace.GENERIC]()
     resident_columns[finish, t, width, dealt, of_block=True](
         MemoryTarget(memory),
         MemorySource(Source[dtype](memory)),
@@ -80,7 +81,7 @@ def resident_panel_kernel[
         inner,
         n,
         n,
-        zero,
+        0,
     )
     barrier()
     _write(y.unsafe_offset(start), panel, count)
@@ -184,7 +185,6 @@ def resident_panel[
         Int64(rows.inner),
         Int64(rows.n),
         Int64(together),
-        UInt32(0),
         grid_dim=ceildiv(rows.outer, together),
         block_dim=COLUMN_THREADS,
         # A kernel is loaded once for each amount.

@@ -337,6 +337,9 @@ def resident_columns[
             result = e * rest * factor
         return result
 
+    comptime if of_block:
+        # A column may be taken by several threads, and none of them is to read what another has written in its place.
+        barrier()
     var target = part.target(y)
     target.forget()
     comptime To = Targets[T.Column, lanes, width, dealt]

@@ -356,7 +356,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         return self.sink.kind == Kind.NOTHING and not self.causal
 
     def are(self) -> Class:
-        """Returns which forms there are, of several classes the narrowest but those of factors (see `are_factors`), for which there are not kernels for all lengths.
+        """Returns which forms there are, of several classes the narrowest but those of factors (see `are_masked_factors`), for which there are not kernels for all lengths.
         """
         if (
             self.scale.strides[AXIS] != 0
@@ -378,7 +378,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         """
         return self.mask.kind == Kind.BOOL and self.mask.strides[AXIS] == 1
 
-    def are_factors(self) -> Bool:
+    def are_masked_factors(self) -> Bool:
         """Returns whether they are `MASKED_FACTORS`."""
         return (
             self.are() != Class.ANY

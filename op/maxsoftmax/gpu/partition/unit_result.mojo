@@ -32,7 +32,7 @@ def factors[
         scale: The unit's scale.
         of_row: The row's.
         pair: The row's pair.
-        masked: As of `end`, of probabilities.
+        masked: As of `end`; only probabilities of rows of nothing but -inf are 0 then.
     """
     var rest = Float32(1)
     var whole = pair
