@@ -127,12 +127,9 @@ def resident_units_kernel[
         line: S.Line, elements: U.Values, bias: Vector
     ) {imm} -> U.Values:
         """Returns logits of elements beside which a mask of floats is."""
-        var z = rebind[Vector](
-            multiplied[True](elements, line.with_sign(line.factor()))
-        )
-        # Nothing is beside fillers, and stays nothing if its factor is infinite.
+        var z = multiplied[True](elements, line.with_sign(line.factor()))
         return rebind[U.Values](
-            bias.eq(0).select(z, bias.fma(Vector(line.bias_factor()), z))
+            bias.fma(Vector(line.bias_factor()), rebind[Vector](z))
         )
 
     @inline(.always)
