@@ -103,6 +103,8 @@ def resident_kernel[
     comptime Kept = Slots[kept_dtype[S.elements](), team, width]
     comptime keeps_slots = exponentials and Kept.dtype == F
     comptime merged = clustered or S.has_sink
+    # Computed anew after a branch, those of edges would be found before it, and rows without edges would wait for them.
+    comptime keeps_edges = exponentials and (keeps or not merged)
     comptime skips = not in_memory
     # What sums are counted in is that of the scale.
     comptime in_scale = quick and (merged or not exponentials)
@@ -314,7 +316,10 @@ def resident_kernel[
     var sum = Sum[F, width]()
     comptime if P.peeled:
         if uneven:
-            handover.give(thread, term(edges, other_edges))
+            var terms = term(edges, other_edges)
+            handover.give(thread, terms)
+            comptime if keeps_edges:
+                edges = terms
             add[compensated](sum, handover.head(thread))
     comptime for j in range(held):
         comptime if j == vectors:
@@ -449,7 +454,7 @@ def resident_kernel[
                         part.store[stores_aligned](i, masked)
     comptime if P.peeled:
         if P.branchless or uneven:
-            part.store_edges(finished[False](edges, other_edges))
+            part.store_edges(finished[keeps_edges](edges, other_edges))
 
 
 @inline(.always)

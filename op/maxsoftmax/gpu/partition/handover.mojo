@@ -106,11 +106,10 @@ struct Handover[
         """
         # One after the other, as they may be of two threads.
         var sum = Float32(0)
-        var own = Int32(Self.width)
         comptime if Self.P.peeled:
             # Of a small team's warp all may have to.
             if part.before() != 0 or (Self.team < WARP_SIZE and uneven):
-                own -= part.before()
+                var own = Int32(Self.width) - part.before()
                 comptime for i in range(1, Self.width):
                     if Int32(i) >= own:
                         sum += chains[i]
@@ -128,7 +127,10 @@ struct Handover[
                 comptime if Self.warps > 1:
                     if lane == 0:
                         sum = self.sums[unsafe_offset=thread // WARP_SIZE]
+                comptime for i in range(Self.width):
+                    if Int32(i) < own:
+                        sum += chains[i]
+                return sum
         comptime for i in range(Self.width):
-            if Int32(i) < own:
-                sum += chains[i]
+            sum += chains[i]
         return sum

@@ -85,17 +85,18 @@ struct Part[
         - `begin`: The block's first element of the row, a multiple of `width`.
         - `length`: How many it has.
         """
-        comptime lanes = UInt64(Self.width)
+        # What is held on the chip is counted in 32 bits: the first load waits for all of this.
+        comptime lanes = UInt32(Self.width)
         var source = x.line(row, n)
         var target = y.line(row, n)
-        var before = 0
+        var before = UInt32(0)
         comptime if Self.peeled:
-            before = Int((0 - Self._place(source)) % lanes)
-        var head = min(before, length)
-        var body = UInt64(length - head)
-        var count = Int(body // lanes)
-        var tail = Int(body % lanes)
-        var first = begin + before
+            before = (0 - UInt32(Self._place(source))) % lanes
+        var head = min(before, UInt32(length))
+        var body = UInt32(length) - head
+        var count = body // lanes
+        var tail = body % lanes
+        var first = begin + Int(before)
         var start = first + lane * Self.width
         self.count = Int32(count)
         self.ahead = self.count - Int32(lane)
@@ -105,13 +106,13 @@ struct Part[
             var taking = source.length(n)
             self.whole = taking >= begin + length
             self.read = Int32(
-                max(0, min(count, ceildiv(taking - first, Self.width)))
+                max(0, min(Int(count), ceildiv(taking - first, Self.width)))
             )
         self.reach = self.read - Int32(lane)
         self.source = source.onwards(start)
         self.target = target.onwards(start)
         self.aligned = self.target.is_aligned[Self.width]()
-        self.edges = UInt32(before) | UInt32(head) << 8 | UInt32(tail) << 16
+        self.edges = before | head << 8 | tail << 16
 
     @staticmethod
     @inline(.always)
