@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -17,6 +16,7 @@ import maxsoftmax
 from maxsoftmax._bench.cases import OPS, Case, Entry
 from maxsoftmax._bench.providers.base import Provider, Unsupported
 from maxsoftmax._bench.providers.liger import Liger
+from maxsoftmax._bench.providers.ours import OfArrays, loss_and_gradient
 from maxsoftmax._bench.providers.quack import Quack
 from maxsoftmax._bench.providers.torch_compile import TorchCompile
 from maxsoftmax._bench.providers.torch_eager import Torch
@@ -25,19 +25,10 @@ GRADIENT = "cross_entropy_gradient"
 """The op that nobody computes without autograd, or a function of its own."""
 
 
-class OurArrays(Provider):
-    """`maxsoftmax.softmax` and its relatives: of NumPy's arrays, and of MAX's where NumPy has no such array."""
+class OurArrays(OfArrays):
+    """`maxsoftmax.softmax` and its relatives."""
 
-    name = "maxsoftmax"
     ops = ("softmax", "log_softmax", "cross_entropy", GRADIENT)
-
-    def version(self) -> str:
-        """Returns the package's version."""
-        return maxsoftmax.__version__
-
-    def share(self, x: Buffer) -> Any:
-        """Returns `x` as NumPy sees it, if it does."""
-        return x if x.dtype == DType.bfloat16 or not self.device.is_host else x.to_numpy()
 
     def prepare(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns the function."""
@@ -45,18 +36,9 @@ class OurArrays(Provider):
             "softmax": functools.partial(maxsoftmax.softmax, axis=case.axis),
             "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
             "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
-            GRADIENT: _loss_and_gradient,
+            GRADIENT: loss_and_gradient,
         }
         return functions[case.op]
-
-    def result(self, y: Any) -> Buffer:
-        """Returns the memory of `y`, which may be a scalar."""
-        return y if isinstance(y, Buffer) else Buffer.from_numpy(np.asarray(y, order="C"))
-
-
-def _loss_and_gradient(given: tuple[Any, Any]) -> tuple[Any, Any]:
-    loss, pairs = maxsoftmax.cross_entropy_forward(*given)
-    return loss, maxsoftmax.cross_entropy_backward(*given, pairs)
 
 
 class OurGraph(Provider):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from max.driver import Buffer
 from max.dtype import DType
 
@@ -26,15 +27,28 @@ HOPELESS = 4e13
 """Elements read, twice each, from which `elementwise` takes too long: 2e13 take an H200 20 s."""
 
 
-class MaxSoftmax(Provider):
-    """`maxsoftmax.softmax`."""
+class OfArrays(Provider):
+    """Functions of NumPy's arrays, and of MAX's on a GPU and where NumPy has no such array."""
 
     name = "maxsoftmax"
-    ops = tuple(OPS)
 
     def version(self) -> str:
         """Returns the package's version."""
         return maxsoftmax.__version__
+
+    def share(self, x: Buffer) -> Any:
+        """Returns `x` as NumPy sees it, if it does."""
+        return x if x.dtype == DType.bfloat16 or not self.device.is_host else x.to_numpy()
+
+    def result(self, y: Any) -> Buffer:
+        """Returns the memory of `y`, which may be a scalar."""
+        return y if isinstance(y, Buffer) else Buffer.from_numpy(np.asarray(y, order="C"))
+
+
+class MaxSoftmax(OfArrays):
+    """`maxsoftmax.softmax` and its relatives."""
+
+    ops = tuple(OPS)
 
     def foresee(self, ways: Sequence[tuple[Case, Entry]]) -> None:
         """Builds all libraries at once, one a core."""
@@ -68,7 +82,8 @@ class MaxSoftmax(Provider):
     @functools.cache  # noqa: B019 (a provider lives as long as the run)
     def _dropped_in(self, like: Case) -> Callable[[Any], Any]:
         """Returns MAX's graph as it is, computed by the drop-in."""
-        return of_graph(like, self.device, maxsoftmax.drop_into)
+        graph = of_graph(like, self.device, maxsoftmax.drop_into)
+        return lambda x: graph(x if isinstance(x, Buffer) else Buffer.from_numpy(x))
 
     def _searched(self, case: Case, entry: Entry) -> Callable[[Any], Any]:
         """Returns `auto` along the last axis by a configuration that no table has."""
@@ -92,7 +107,7 @@ class MaxSoftmax(Provider):
             "log_softmax": functools.partial(maxsoftmax.log_softmax, axis=case.axis),
             "softmax_backward": lambda given: maxsoftmax.softmax_backward(given[0], given[1], case.axis),
             "cross_entropy": lambda given: maxsoftmax.cross_entropy(*given),
-            "cross_entropy_gradient": _loss_and_gradient,
+            "cross_entropy_gradient": loss_and_gradient,
         }
         function = functions[case.op]
         x = Buffer.zeros((2,) * len(case.shape), case.dtype, device=self.device)
@@ -104,17 +119,13 @@ class MaxSoftmax(Provider):
 
     def _masked(self, case: Case) -> Callable[[Any], Any]:
         """Returns softmax with a mask of queries and keys."""
-        mask = Buffer.from_numpy(reference.mask(case)).to(self.device)
+        mask = self.share(Buffer.from_numpy(reference.mask(case)).to(self.device))
         function = functools.partial(maxsoftmax.softmax, mask=mask)
         function(Buffer.zeros(case.shape[-2:], case.dtype, device=self.device))
         return function
 
-    def result(self, y: Buffer) -> Buffer:
-        """Returns `y`."""
-        return y
 
-
-def _loss_and_gradient(given: tuple[Buffer, Buffer]) -> tuple[Buffer, Buffer]:
-    x, target = given
-    loss, pairs = maxsoftmax.cross_entropy_forward(x, target)
-    return loss, maxsoftmax.cross_entropy_backward(x, target, pairs)
+def loss_and_gradient(given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Returns the loss and the gradient of the logits, of logits and targets."""
+    loss, pairs = maxsoftmax.cross_entropy_forward(*given)
+    return loss, maxsoftmax.cross_entropy_backward(*given, pairs)
