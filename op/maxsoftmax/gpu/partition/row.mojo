@@ -85,7 +85,7 @@ struct Part[
         - `begin`: The block's first element of the row, a multiple of `width`.
         - `length`: How many it has.
         """
-        # What is held on the chip is counted in 32 bits: the first load waits for all of this.
+        # What a block has is counted in 32 bits: the first load waits for all of this.
         comptime lanes = UInt32(Self.width)
         var source = x.line(row, n)
         var target = y.line(row, n)
