@@ -101,7 +101,7 @@ def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("n", [400_001, 600_000, 2**20 + 5, 2**22, 2**22 + 8, 2**23, 2**24 + 3])
+@pytest.mark.parametrize("n", [400_001, 600_000, 2**20 + 5, 2**22, 2**22 + 8, 5_000_003, 2**23, 2**24 - 3, 2**24 + 3])
 def test_rows_that_take_the_whole_gpu_are_those_of_float64(n, what, dtype):
     torch = pytest.importorskip("torch")
 

@@ -14,7 +14,7 @@ from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .resident import resident
-from .resident_grid import grid_holds, resident_grid
+from .resident_grid import grid_units, resident_grid
 from .resident_units import Again, resident_units
 from .tuning import CROWDED, line_for, Team, Tuned, Units, slots
 
@@ -72,7 +72,7 @@ def _contiguous[
         )
     else:
         comptime if Tuned.holds_in_grid:
-            if grid_holds[dtype](rows.n, queue):
+            if grid_units[dtype](rows.n, queue) > 0:
                 resident_grid[finish](MemoryTarget(y), x, rows, queue)
                 return
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)

@@ -13,6 +13,19 @@ Of other ways to deal out units and to keep them none was faster at all lengths 
 | seven warps, four in shared memory, which copies bring there | 167 | – | 8.0 |
 | nine warps, three in shared memory, and one in registers | 156 | 174 | 8.0 |
 | read twice, by `streaming` | 219 | 218 | 10.4 |
+
+On an H100, where a copy takes 179, 179 and 4.3, and of one row of 2^23 24.0:
+
+| | 64×2^20 | 16×2^22 | 1×2^20 | 1×2^23 |
+|---|---|---|---|---|
+| as here | 204 | 210 | 7.0 | 31.4 |
+| the next unit asked for before this one is summed, to be in the L2 | 250 | 254 | 7.0 | 32.8 |
+| 14 warps, a unit in registers and two in shared memory, which copies bring there | 225 | 255 | 8.0 | 34.1 |
+| one row after the other, the next unit on its way to shared memory | – | – | – | 30.5 |
+| read twice, by `streaming` | – | – | – | 38.5 |
+
+The last but one takes longer rows, too, of which it reads again what there is no room for: 1×2^24 68.7, and `streaming` 77.6. In 16 bits it spills, and 1×2^24
+takes 53.6 instead of 32.0.
 """
 
 from std.math import ceildiv
@@ -86,7 +99,7 @@ def resident_grid_kernel[
         memory: A board.
         n: Length of each row.
         rows: How many there are.
-        units: How many units each of them is.
+        units: How many units each of them is dealt out as.
         zero: What nobody but the caller knows to be 0.
     """
     comptime F = DType.float32
@@ -196,8 +209,9 @@ def resident_grid_kernel[
         )
 
 
-def grid_holds[dtype: DType](n: Int, queue: Queue) raises -> Bool:
-    """Returns whether a row's units are no more than the grid's warps, so that those that wait for a row have left their part of it.
+def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
+    """Returns how many units a row is dealt out as, those that are empty included, or 0 if the grid's warps do not hold them: those that wait for a row
+    have to have left their part of it.
 
     Parameters:
         dtype: Dtype of the logits.
@@ -206,15 +220,18 @@ def grid_holds[dtype: DType](n: Int, queue: Queue) raises -> Bool:
         n: Elements of the row.
         queue: Where the kernel would be launched.
     """
-    return ceildiv(n, unit_elements[dtype](ROUNDS)) <= min(
-        MOST_UNITS, queue.sm_count() * WARPS
-    )
+    var units = ceildiv(n, unit_elements[dtype](ROUNDS))
+    var warps = queue.sm_count() * WARPS
+    if units > warps:
+        # Such a row has two turns of all warps to itself.
+        units = max(units, 2 * warps)
+    return units if units <= min(MOST_UNITS, 2 * warps) else 0
 
 
 def resident_grid[
     dtype: DType, T: RowTarget, //, finish: Finish
 ](y: T, x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Launches `resident_grid_kernel`.
+    """Launches `resident_grid_kernel`, of rows that are dealt out as units.
 
     Parameters:
         dtype: Dtype of the logits.
@@ -227,7 +244,7 @@ def resident_grid[
         rows: Rows along the last axis.
         queue: Where kernels are launched.
     """
-    var units = ceildiv(rows.n, unit_elements[dtype](ROUNDS))
+    var units = grid_units[dtype](rows.n, queue)
     var whole = (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
     var memory = queue.scratch[DType.uint64](Board.size(rows.count(), units))
     Board.clear(memory.pointer, rows.count(), units, queue)
