@@ -25,6 +25,7 @@ import maxsoftmax
 import maxsoftmax.torch
 import torch
 from max.dtype import DType
+from maxsoftmax._bench import reference
 from maxsoftmax._bench.cases import SCALE, SUITES, Case
 
 ROOT = Path(__file__).parents[1]
@@ -48,13 +49,33 @@ SMALL = [
 ]
 ODD = (777, 1023, 2047, 4097, 16383, 50257, 65537, 128255, 262143, 524287, 1048577)
 AXIS = [
-    *(((4096, 4096), 0), ((1024, 50304), 0), ((16, 1024, 1024), 1), ((64, 1000, 4096), 1), ((64, 1000, 4095), 1)),
-    *(((8, 3000, 1021), 1), ((77, 513, 1001), 1), ((50257, 1024), 0), ((30000, 500), 0), ((128, 2, 100000), 1)),
+    ((4096, 4096), 0),
+    ((1024, 50304), 0),
+    ((50257, 1024), 0),
+    ((30000, 500), 0),
+    ((16, 1024, 1024), 1),
+    ((64, 1000, 4096), 1),
+    ((64, 1000, 4095), 1),
+    ((8, 3000, 1021), 1),
+    ((77, 513, 1001), 1),
+    ((128, 2, 100000), 1),
+]
+LONG = [
+    (64, 2**20),
+    (32, 2**20 + 1),
+    (160, 400001),
+    (16, 2**22),
+    (8, 2**23),
+    (1, 400001),
+    (1, 2**22),
+    (1, 2**23),
+    (1, 2**24),
 ]
 
 CASES: dict[str, list[Case]] = {
     "small": [Case(shape, dtype) for shape in SMALL for dtype in BOTH],
     "odd": [Case((2**26 // n, n), dtype) for n in ODD for dtype in BOTH],
+    "long": [Case(shape, dtype) for shape in LONG for dtype in BOTH],
     "axis": [
         Case(shape, dtype, axis, op) for shape, axis in AXIS for dtype in BOTH for op in ("softmax", "softmax_backward")
     ],
@@ -159,7 +180,7 @@ def measured(other: Any, case: Case, device: str) -> dict[str, float]:
     if case.op.startswith("cross_entropy"):
         tensors["target"] = torch.randint(0, case.shape[-1], case.shape[:-1], device=device)
     if case.op == "masked_softmax":
-        tensors["mask"] = torch.rand(case.shape[-2:], device=device) < 0.8
+        tensors["mask"] = torch.from_numpy(reference.mask(case)).to(device)
     y = torch.empty_like(x)
     calls = [call(other, case, tensors), call(maxsoftmax, case, tensors), lambda: y.copy_(x)]
     difference = (calls[0]() - calls[1]()).abs().max().item()

@@ -322,15 +322,15 @@ def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
     from max.engine import InferenceSession
     from max.graph import DeviceRef, Graph, TensorType
 
-    def masked(x, taken, bias, temperature):
-        yield maxsoftmax.ops.softmax(x, mask=taken, scale=0.5)
-        yield maxsoftmax.ops.softmax(x, mask=taken, temperature=temperature)
-        yield maxsoftmax.ops.softmax(x, mask=bias, temperature=temperature)
+    def masked(module, x, taken, bias, temperature):
+        yield module.softmax(x, mask=taken, scale=0.5)
+        yield module.softmax(x, mask=taken, temperature=temperature)
+        yield module.softmax(x, mask=bias, temperature=temperature)
 
     shapes = [(dtype, (5, n)), ("bool", (5, n)), ("float32", (5, n)), ("float32", (5, 1))]
     types = [TensorType(getattr(DType, name), shape, DeviceRef.GPU()) for name, shape in shapes]
     with Graph("masked", input_types=types) as graph:
-        graph.output(*masked(*(value.tensor for value in graph.inputs)))
+        graph.output(*masked(maxsoftmax.ops, *(value.tensor for value in graph.inputs)))
     model = InferenceSession(devices=[Accelerator()]).load(graph)
     generator = torch.Generator("cuda").manual_seed(n)
     x, bias = torch.randn(2, 5, n, device="cuda", generator=generator).mul(3)
@@ -338,11 +338,7 @@ def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
     temperature = torch.tensor([1.0, 0.3, -0.5, 2, 0.7], device="cuda")[:, None]
     torch.cuda.synchronize()
     results = model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, taken, bias, temperature)))
-    alone = [
-        maxsoftmax.softmax(x, mask=taken, scale=0.5),
-        maxsoftmax.softmax(x, mask=taken, temperature=temperature),
-        maxsoftmax.softmax(x, mask=bias, temperature=temperature),
-    ]
+    alone = masked(maxsoftmax, x, taken, bias, temperature)
     for result, direct in zip(results, alone, strict=True):
         assert torch.from_dlpack(result).equal(direct)
 
