@@ -184,7 +184,8 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
 
 
 def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
-    """Returns how they are held by the unit: of logits that are what lies in memory, maybe times a factor of the row and with a mask in memory, and nothing but results for each.
+    """Returns how rows are held by the unit: of logits that are what lies in memory, maybe times a factor of the row and with a mask in memory, where
+    nothing is written but a result for each.
     """
     comptime wide = size_of[S.elements]() > 2
     if (

@@ -28,7 +28,7 @@ def strided[
 ) raises:
     """Enqueues what is to be written of every row of `x` by the fastest kernel for the shape.
 
-    - `plain`: Whether results, or their logarithms, and logits are of one dtype in plain memory.
+    - `plain`: Whether probabilities or logarithms are written, from plain memory to plain memory of the same dtype.
     - `y`: Results, in no memory that is read for `x`.
     - `rows`: How the tensors are divided into rows, none of them empty.
     - `other`: The gradients of results, if their logits' gradient is wanted.
