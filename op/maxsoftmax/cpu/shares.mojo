@@ -108,14 +108,12 @@ def parallel[
             queue.ctx.enqueue_cpu_range(on_core, count=workers - 1)
         except e:
             failure = e^
+    var looks = SPINS
     if not failure:
         on_core(0)
-    var looks = SPINS
-    while (
-        looks > 0 and not failure and Atomic[Int64].load(done) < Int64(workers)
-    ):
-        looks -= 1
-        _pause()
+        while looks > 0 and Atomic[Int64].load(done) < Int64(workers):
+            looks -= 1
+            _pause()
     # After a failure, too: some may have been enqueued, and what they use ends with this call.
     if failure or looks == 0:
         queue.ctx.synchronize()

@@ -72,8 +72,9 @@ def _contiguous[
         )
     else:
         comptime if Tuned.holds_in_grid:
-            if grid_units[dtype](rows.n, queue) > 0:
-                resident_grid[finish](MemoryTarget(y), x, rows, queue)
+            var units = grid_units[dtype](rows.n, queue)
+            if units > 0:
+                resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
                 return
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 

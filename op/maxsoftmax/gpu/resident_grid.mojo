@@ -222,16 +222,17 @@ def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
     """
     var units = ceildiv(n, unit_elements[dtype](ROUNDS))
     var warps = queue.sm_count() * WARPS
-    if units > warps:
-        # Such a row has two turns of all warps to itself.
-        units = max(units, 2 * warps)
-    return units if units <= min(MOST_UNITS, 2 * warps) else 0
+    var turns = ceildiv(units, warps)
+    if turns == 2:
+        # Such a row has both turns of all warps to itself.
+        units = 2 * warps
+    return units if turns <= 2 and units <= MOST_UNITS else 0
 
 
 def resident_grid[
     dtype: DType, T: RowTarget, //, finish: Finish
-](y: T, x: Source[dtype], rows: Rows, queue: Queue) raises:
-    """Launches `resident_grid_kernel`, of rows that are dealt out as units.
+](y: T, x: Source[dtype], rows: Rows, units: Int, queue: Queue) raises:
+    """Launches `resident_grid_kernel`.
 
     Parameters:
         dtype: Dtype of the logits.
@@ -242,9 +243,9 @@ def resident_grid[
         y: Results.
         x: Logits.
         rows: Rows along the last axis.
+        units: How many units each of them is dealt out as: what `grid_units` returns.
         queue: Where kernels are launched.
     """
-    var units = grid_units[dtype](rows.n, queue)
     var whole = (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
     var memory = queue.scratch[DType.uint64](Board.size(rows.count(), units))
     Board.clear(memory.pointer, rows.count(), units, queue)
