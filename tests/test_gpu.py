@@ -128,20 +128,52 @@ def test_rows_that_take_the_whole_gpu_are_those_of_float64(n, what, dtype):
             torch.testing.assert_close(y.double(), expected, equal_nan=True, **tolerance)
 
 
-def test_rows_that_take_the_whole_gpu_may_share_it():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("n", [17_999, 18_000, 24_001, 30_000, 50_257, 133_121, 200_000, 262_144, 270_001])
+def test_columns_that_take_the_whole_gpu_are_those_of_float64_in_every_batch(n, what, dtype):
     torch = pytest.importorskip("torch")
     import maxsoftmax.torch as ours
 
-    lengths = (400_001, 2**20, 2**22, 2**23)
-    tensors = [torch.randn((1 << 25) // n, n, device="cuda") for n in lengths]
-    alone = [ours.softmax(x, -1) for x in tensors]
+    op = getattr(ours, what)
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(2, n, 137, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    x[0, :, :40] += 500
+    x[1, : n // 2, 60] = -10_000
+    x[1, n // 2 :, 70] = -torch.inf
+    x[0, n - 1, 71] = x[1, 0, 8] = torch.nan
+    x[1, :, 72] = -torch.inf
+    x[0, 0, 73] = torch.inf
+    y = op(x, 1)
+    tolerance = {
+        "float32": {"rtol": 4e-6, "atol": 0 if what == "softmax" else 1e-6},
+        "bfloat16": {"rtol": 2**-8, "atol": 1e-38},
+        "float16": {"rtol": 2**-10, "atol": 2**-24},
+    }[dtype]
+    torch.testing.assert_close(y.double(), getattr(torch, what)(x.double(), 1), equal_nan=True, **tolerance)
+    # By the vector and by the element, in strips that are full or not.
+    for start, columns in ((0, 137), (0, 136), (0, 128), (5, 2), (8, 24), (33, 17), (40, 96)):
+        for shift in (0, 1):
+            alone = op(at(x[1:, :, start : start + columns].contiguous(), shift), 1)
+            part = y[1:, :, start : start + columns]
+            torch.testing.assert_close(alone, part, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    shapes = [((1 << 25) // n, n) for n in (400_001, 2**20, 2**22, 2**23)] + [(40_000, 512), (200_000, 65)]
+    tensors = [torch.randn(shape, device="cuda") for shape in shapes]
+    axes = [0 if n < 1000 else 1 for _, n in shapes]
+    alone = [ours.softmax(x, axis) for x, axis in zip(tensors, axes, strict=True)]
     streams = [torch.cuda.Stream(priority=-(i % 2)) for i in range(len(tensors))]
     torch.cuda.synchronize()
     results = [[] for _ in tensors]
     for _ in range(10):
-        for x, stream, found in zip(tensors, streams, results, strict=True):
+        for x, axis, stream, found in zip(tensors, axes, streams, results, strict=True):
             with torch.cuda.stream(stream):
-                found.append(ours.softmax(x, -1))
+                found.append(ours.softmax(x, axis))
     torch.cuda.synchronize()
     for y, found in zip(alone, results, strict=True):
         assert all(torch.equal(y, each) for each in found)

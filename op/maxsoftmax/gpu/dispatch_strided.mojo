@@ -11,6 +11,11 @@ from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from .fallback import fallback
 from .partition.row import vector_width
+from .resident_grid_strided import (
+    GRID_LENGTH,
+    grid_column_units,
+    resident_grid_strided,
+)
 from .resident_panel import panel_outers, resident_panel
 from .resident_strided import resident_strided, resident_room
 from .streaming_strided import streaming_strided
@@ -80,6 +85,19 @@ def _by[
     # 142 instead of 128 (H100).
     comptime wide = size_of[S.elements]() == 4
     comptime doubles = dealt and not finish.is_gradient()
+    comptime if line == 0 and plain and Tuned.holds_in_grid and not (
+        0 < rows.length < GRID_LENGTH
+    ):
+        var units = grid_column_units(rows.n, queue)
+        if units > 0:
+            resident_grid_strided[finish, dealt](
+                rebind[MemoryTarget[S.elements]](y),
+                rebind[MemorySource[S.elements]](x).memory,
+                rows,
+                units,
+                queue,
+            )
+            return
     comptime if line == len(table):
         # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
         comptime lanes = 8 if width > 1 else 32

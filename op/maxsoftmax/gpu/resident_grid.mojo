@@ -44,7 +44,15 @@ from ..io.target import RowTarget
 from ..math.exponential import Scale
 from ..ops.finish import Finish
 from ..queue import Queue
-from .hardware.board import Board, MOST_UNITS, Words, sleep
+from .hardware.board import (
+    Board,
+    MOST_UNITS,
+    Words,
+    clear,
+    cooperative,
+    sleep,
+    units_in_turns,
+)
 from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait
 from .hardware.slots import Slots
@@ -60,6 +68,10 @@ comptime BLOCK_SIZE = 512
 
 comptime WARPS = BLOCK_SIZE // WARP_SIZE
 """Warps a block."""
+
+comptime LEAST_FILL = 0.62
+"""How much of two units a warp a longer row has at least: reading twice takes 1.05 of the time of 8×5000000 of float32, which has 0.59, but 0.96 of that of
+8×4400000, and 0.86 of 8×9000000 of bfloat16, which have 0.52 and 0.53 (H100)."""
 
 comptime MANY_TURNS = 4
 """More units a warp than that take long enough for warps to begin one after the other."""
@@ -210,8 +222,7 @@ def resident_grid_kernel[
 
 
 def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
-    """Returns how many units a row is dealt out as, those that are empty included, or 0 if the grid's warps do not hold them: those that wait for a row
-    have to have left their part of it.
+    """Returns how many units a row is dealt out as, those that are empty included, or 0 if the grid's warps do not hold it, or too little else.
 
     Parameters:
         dtype: Dtype of the logits.
@@ -220,13 +231,12 @@ def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         n: Elements of the row.
         queue: Where the kernel would be launched.
     """
-    var units = ceildiv(n, unit_elements[dtype](ROUNDS))
-    var warps = queue.sm_count() * WARPS
-    var turns = ceildiv(units, warps)
-    if turns == 2:
-        # Such a row has both turns of all warps to itself.
-        units = 2 * warps
-    return units if turns <= 2 and units <= MOST_UNITS else 0
+    var units = units_in_turns(
+        ceildiv(n, unit_elements[dtype](ROUNDS)),
+        queue.sm_count() * WARPS,
+        LEAST_FILL,
+    )
+    return units if units <= MOST_UNITS else 0
 
 
 def resident_grid[
@@ -247,8 +257,9 @@ def resident_grid[
         queue: Where kernels are launched.
     """
     var whole = (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
-    var memory = queue.scratch[DType.uint64](Board.size(rows.count(), units))
-    Board.clear(memory.pointer, rows.count(), units, queue)
+    var size = Board.size(rows.count(), units)
+    var memory = queue.scratch[DType.uint64](size)
+    clear(memory.pointer, size, queue)
     comptime for edged in [False, True]:
         if whole != edged:
             queue.launch[resident_grid_kernel[dtype, T, finish, edged]](
@@ -262,6 +273,6 @@ def resident_grid[
                 grid_dim=min(queue.sm_count(), rows.count() * units),
                 block_dim=BLOCK_SIZE,
                 shared_mem_bytes=BLOCK_SIZE * ROUNDS * VECTOR_BYTES,
-                attributes=Board.attributes(),
+                attributes=cooperative(),
             )
     _ = memory^

@@ -303,10 +303,13 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
         Args:
             x: As of `exp`.
         """
-        comptime if Self.exact and Self.width == 1:
+        comptime if Self.exact:
+            comptime lanes = x.length
             comptime log2_e = Float32(1.4426950408889634)
-            var intercept = type_of(x)(self.intercept[0])
-            var below = max(x - self.offset[0], type_of(x)(self.floor[0]))
+            var intercept = _spread[lanes](self.intercept)
+            var below = max(
+                x - _spread[lanes](self.offset), _spread[lanes](self.floor)
+            )
             var shifted = below.fma(log2_e, intercept)
             var f = below.fma(log2_e, intercept - shifted)
             return bitcast[DType.float32](

@@ -52,6 +52,52 @@ def clear_kernel(memory: Words, count: Int64):
         memory.unsafe_store[alignment=VECTOR_BYTES](i, SIMD[DType.uint64, 2](0))
 
 
+def units_in_turns(units: Int, workers: Int, least: Float64) -> Int:
+    """Returns how many units a row is dealt out as, those that are empty included, or 0 if a grid does not hold it: those that wait for a row have to have
+    left their part of it, and they hold two units.
+
+    Args:
+        units: How many it has.
+        workers: How many take one at a time, in turn.
+        least: How much of two turns it has to fill, if it takes more than one: it has both to itself.
+    """
+    if units <= workers:
+        return units
+    var both = 2 * workers
+    return (
+        both if least * Float64(both) <= Float64(units) <= Float64(both) else 0
+    )
+
+
+def clear(memory: Words, count: Int, queue: Queue) raises:
+    """Enqueues what makes memory a board.
+
+    Args:
+        memory: Where it is.
+        count: How many words it has, as its `size` says.
+        queue: Where the kernel is launched.
+    """
+    queue.launch[clear_kernel](
+        memory,
+        Int64(count),
+        grid_dim=ceildiv(count, 2 * _CLEAR_SIZE),
+        block_dim=_CLEAR_SIZE,
+        attributes=pdl_attributes(),
+    )
+
+
+def cooperative() -> List[LaunchAttribute]:
+    """Returns the attributes of a launch of a kernel that uses a board: all blocks are on the GPU at once, or none.
+    """
+    var attributes = pdl_attributes()
+    attributes.append(
+        LaunchAttribute(
+            LaunchAttributeID.COOPERATIVE, LaunchAttributeValue(True)
+        )
+    )
+    return attributes^
+
+
 struct Board(TrivialRegisterPassable):
     """What warps tell each other, in the GPU's memory."""
 
@@ -84,37 +130,6 @@ struct Board(TrivialRegisterPassable):
         """Returns how many words of 8 bytes it has, a multiple of two."""
         var groups = ceildiv(units, GROUP)
         return align_up(rows * (groups + units) + ceildiv(rows * groups, 2), 2)
-
-    @staticmethod
-    def clear(memory: Words, rows: Int, units: Int, queue: Queue) raises:
-        """Enqueues what makes memory a board.
-
-        Args:
-            memory: As many words as `size` says.
-            rows: How many there are.
-            units: Units of each.
-            queue: Where the kernel is launched.
-        """
-        var count = Self.size(rows, units)
-        queue.launch[clear_kernel](
-            memory,
-            Int64(count),
-            grid_dim=ceildiv(count, 2 * _CLEAR_SIZE),
-            block_dim=_CLEAR_SIZE,
-            attributes=pdl_attributes(),
-        )
-
-    @staticmethod
-    def attributes() -> List[LaunchAttribute]:
-        """Returns the attributes of a launch of a kernel that uses it: all blocks are on the GPU at once, or none.
-        """
-        var attributes = pdl_attributes()
-        attributes.append(
-            LaunchAttribute(
-                LaunchAttributeID.COOPERATIVE, LaunchAttributeValue(True)
-            )
-        )
-        return attributes^
 
     @inline(.always)
     def row(self, id: UInt32) -> UInt32:

@@ -1,12 +1,14 @@
 """What is added up of rows, and what becomes of the pair of a whole row."""
 
+from std.bit import log2_ceil
 from std.utils.numerics import neg_inf
 
 from ...io.rows import Target
-from ...math.exponential import logarithm
+from ...math.exponential import logarithm, Scale
 from ...math.online import Sum
 from ...ops.finish import Finish
 from ..hardware.cluster import Pair
+from ..hardware.team import maximum
 
 
 @inline(.always)
@@ -69,3 +71,30 @@ def write_pair[
     comptime for i in range(Int(width)):
         to[unsafe_offset=2 * i] = pair.m[i]
         to[unsafe_offset=2 * i + 1] = d[i]
+
+
+@inline(.always)
+def merged[
+    width: SIMDLength, count: Int, //, exact: Bool
+](pairs: Array[Pair[width], count]) -> Pair[width]:
+    """Returns what pairs come to, in the order of a butterfly: the first half of them with the other, and so on.
+
+    Parameters:
+        width: How many rows.
+        count: How many pairs, a power of two.
+        exact: Of the scale that the sums are in.
+
+    Args:
+        pairs: The pairs.
+    """
+    var m = pairs[0].m
+    comptime for j in range(1, count):
+        m = maximum(m, pairs[j].m)
+    var scale = Scale[exact, width](m)
+    var sums = Array[SIMD[DType.float32, width], count](fill=0)
+    comptime for j in range(count):
+        sums[j] = pairs[j].sum_over(scale)
+    comptime for level in reversed(range(log2_ceil(count))):
+        comptime for j in range(1 << level):
+            sums[j] += sums[j + (1 << level)]
+    return Pair(m, sums[0])

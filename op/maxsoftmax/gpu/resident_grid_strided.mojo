@@ -1,0 +1,356 @@
+"""The fast kernel along an axis that is not the last of columns that no cluster holds, and the whole GPU does: one read and one write an element.
+
+It is `resident_grid` turned. Units are dealt out, each to a team of eight warps of a block. A warp holds its part of two: the last one in registers, and the one
+before in shared memory, until all of its strip of columns has been summed up, which goes by the `ColumnBoard`. All blocks are on the GPU at once, so that nobody waits
+for a block that waits for room.
+
+What of others a warp has to hear waits behind what its neighbours load, so that few words and few steps matter more than who computes (50257×1024, µs):
+
+| | H100, float32 | bfloat16 | H200, float32 | bfloat16 |
+|---|---|---|---|---|
+| a copy | 138 | 86 | 98 | 76 |
+| as here | 165 | 97 | 129 | 85 |
+| whoever leaves the last of some units merges them, and then of some groups | 270 | 225 | – | – |
+| one block merges, units and then groups, each warp by itself | 181 | 174 | 152 | 127 |
+| two do, and exponentials are not computed again | 168 | 106 | 134 | 88 |
+| each vector that is written makes room for one of the next unit | – | – | 136 | 128 |
+| read twice, by `streaming_strided` | 238 | 134 | 192 | 113 |
+"""
+
+from std.math import ceildiv
+from std.memory import bitcast, unsafe_stack_allocation
+from std.sys import size_of
+from std.utils.numerics import neg_inf
+from std.utils.static_tuple import StaticTuple
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.primitives import warp
+
+from ..io.memory import MemorySource
+from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.target import RowTarget
+from ..math.exponential import Scale
+from ..math.online import Sum
+from ..ops.finish import Finish
+from ..queue import Queue
+from .hardware.board import Words, clear, cooperative, sleep, units_in_turns
+from .hardware.cluster import Pair
+from .hardware.column_board import ColumnBoard
+from .hardware.meeting import Meeting
+from .hardware.pdl import pdl_wait
+from .hardware.slots import Slots
+from .hardware.team import maximum
+from .partition.deal import COLUMN_THREADS, Deal
+from .partition.pair import add, end
+from .partition.strided import StridedPart, combine_columns, is_exact
+
+comptime LANES = 8
+"""Vectors of columns that a warp takes: a line of the cache."""
+
+comptime UNIT = 512
+"""Positions of a unit: a column's bits follow from it."""
+
+comptime UNROLL = 4
+"""Vectors whose exponentials are added up before they are added to a sum."""
+
+comptime ROUNDS = UNIT // (COLUMN_THREADS // LANES)
+"""Vectors of a unit that each thread takes."""
+
+comptime WARPS = COLUMN_THREADS // WARP_SIZE
+"""Warps that share a unit."""
+
+comptime TEAMS = 2
+"""How many such are a block, with as many threads as have 128 registers each, all of a multiprocessor."""
+
+comptime BLOCK_SIZE = TEAMS * COLUMN_THREADS
+"""Threads a block."""
+
+comptime UNDER_WAY = 8
+"""Vectors of 16 bits that a thread has under way at a time: 50257×1024 of bfloat16 take 102 µs, and by 16 106, but of float32 173 and 168."""
+
+comptime MERGERS = 2
+"""Blocks that hold nothing, but merge what others leave."""
+
+comptime GRID_LENGTH = 18000
+"""Positions of the shortest columns. A cluster that holds 20000×2048 of float32 takes 132 µs instead of 121, of bfloat16 75 both, 21000×500 62 instead of 42, and of
+4×16000×1023 along the middle axis 401 instead of 272; but 16384×1024 56 instead of 62, and of bfloat16 36 instead of 45 (H200)."""
+
+comptime LEAST_FILL = 0.7
+"""How much of two units a team a longer column has at least: 175000×256 of float32, which has 0.66, takes 1.04 of the time of two launches, 200000×64, with 0.75,
+0.8."""
+
+comptime MANY_TURNS = 4
+"""More units a team than that take long enough for teams to begin one after the other."""
+
+comptime DELAY = 2000
+"""ns between a multiprocessor's first team and the other: 50257×1024 of float32 take 167 µs, and 169 without."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
+)
+def resident_grid_strided_kernel[
+    dtype: DType, T: RowTarget, finish: Finish, width: Int, dealt: Bool
+](
+    y: T,
+    x: Source[dtype],
+    memory: Words,
+    columns: Int64,
+    inner: Int64,
+    n: Int64,
+    strips: Int64,
+    units: Int64,
+    zero: UInt32,
+):
+    """Writes softmax of columns, or its logarithm.
+
+    Parameters:
+        dtype: Dtype of the logits, of 4 bytes or 2.
+        T: Where results go.
+        finish: What of each element is written.
+        width: Columns a vector, of 16 bytes.
+        dealt: As of `StridedPart`.
+
+    Args:
+        y: Results, not in the memory of the logits.
+        x: Logits.
+        memory: A board.
+        columns: How many there are, less than 2^31.
+        inner: Those of a position.
+        n: Positions.
+        strips: How many strips of `LANES` vectors the columns are.
+        units: How many units each of them is dealt out as.
+        zero: What nobody but the caller knows to be 0.
+    """
+    comptime F = DType.float32
+    comptime S = MemorySource[dtype]
+    comptime Raw = SIMD[dtype, width]
+    comptime D = Deal[LANES, width, dealt]
+    comptime Part = StridedPart[LANES, width, True, dealt]
+    comptime Values = SIMD[F, width]
+    comptime exact = is_exact[S, T, finish]()
+    # Exponentials are kept in place of the logits, unless that takes twice the room.
+    comptime keeps = finish == Finish.PROBABILITIES and dtype == F
+    comptime of_lane = LANES * width // WARP_SIZE
+    comptime none = UInt32.MAX
+    comptime filler = Raw(neg_inf[dtype]())
+    var thread = Int(thread_idx.x) % COLUMN_THREADS
+    var team = Int(thread_idx.x) // COLUMN_THREADS
+    var lane = thread % WARP_SIZE
+    var slots = Slots[dtype, BLOCK_SIZE, width]()
+    comptime M = Meeting[TEAMS, WARPS, LANES, width, dealt]
+    var room = unsafe_stack_allocation[
+        TEAMS * 2 * M.room,
+        UInt64,
+        alignment=VECTOR_BYTES,
+        address_space=AddressSpace.SHARED,
+    ]()
+    var meeting = M(room, team)
+    var board = ColumnBoard[of_lane](memory, Int(strips), Int(units))
+    var end_id = UInt32(strips) * UInt32(units)
+    pdl_wait()
+    if block_idx.x < MERGERS:
+        board.merge[exact, TEAMS * WARPS](
+            room,
+            UInt32(strips),
+            UInt32(block_idx.x),
+            UInt32(MERGERS),
+            Int(thread_idx.x) // WARP_SIZE,
+            lane,
+        )
+        return
+    var holders = UInt32(grid_dim.x - MERGERS)
+
+    @inline(.always)
+    def of_unit(id: UInt32) {imm} -> Part:
+        """Returns what of a unit is this thread's."""
+        var strip = id // UInt32(units)
+        return {
+            strip,
+            columns,
+            inner,
+            n,
+            thread,
+            id - strip * UInt32(units),
+            Int64(UNIT),
+        }
+
+    @inline(.always)
+    def write(id: UInt32, m: Values, found: Pair[of_lane]) {imm}:
+        """Writes the results of the unit in shared memory.
+
+        - `m`: The largest logits of this warp's part.
+        - `found`: The pairs of its strip.
+        """
+        var part = of_unit(id)
+        var pair = Pair[width](0, 0)
+        comptime for k in range(width):
+            var column = D.column(lane, k // D.chains if dealt else 0)
+            comptime if not dealt:
+                column += k
+            comptime for i in range(of_lane):
+                var whose = UInt32(column // of_lane)
+                var of_m = warp.shuffle_idx(found.m[i], whose)
+                var of_d = warp.shuffle_idx(found.d[i], whose)
+                if column % of_lane == i:
+                    pair.m[k] = of_m
+                    pair.d[k] = of_d
+        var of_strip = Scale[exact, width](pair.m)
+        var rest = Values(1)
+        var factor = end[finish, exact, keeps](pair, False)
+        comptime if keeps:
+            var scale = Scale[exact, width](m)
+            rest = scale.over_lowered(of_strip) * scale.quick_factor()
+            rest = m.eq(neg_inf[F]()).select(Values(0), rest)
+            # Both together may be too small for a normal number: then one after the other.
+            var both = rest * factor
+            var fits = both.gt(1e-30)
+            factor = fits.select(both, factor)
+            rest = fits.select(Values(1), rest)
+        elif finish == Finish.PROBABILITIES:
+            factor *= of_strip.quick_factor()
+        var target = part.target(y)
+        for first in range(0, ROUNDS, UNROLL):
+            comptime for j in range(UNROLL):
+                var i = first + j
+                if part.has(i):
+                    var kept = slots.take(i).cast[F]()
+                    var result: Values
+                    comptime if finish == Finish.LOGARITHMS:
+                        result = (kept - pair.m) - factor
+                    elif keeps:
+                        result = kept * rest * factor
+                    else:
+                        result = of_strip.quick(kept) * factor
+                    target.store(i, result, part.left(i))
+
+    var parked = none
+    var parked_m = Values(0)
+    var odd = 0
+    var stride = UInt32(TEAMS) * holders
+    if end_id > MANY_TURNS * stride:
+        sleep(UInt32(DELAY) * UInt32(team))
+    # A strip's units are spread over the GPU.
+    var id = UInt32(team) * holders + UInt32(block_idx.x - MERGERS)
+    while True:
+        var raw = Array[Raw, ROUNDS](fill=filler)
+        var m = Values(0)
+        var seen = board.Bits(0)
+        if id < end_id:
+            var part = of_unit(id)
+            var source = part.source(S(x))
+            if part.has_all(ROUNDS - 1):
+                comptime for j in range(ROUNDS):
+                    var late = UInt32(0)
+                    comptime if dtype != F and j >= UNDER_WAY:
+                        var before = raw[j - UNDER_WAY][0].cast[F]()
+                        late = bitcast[DType.uint32](before) & zero
+                    raw[j] = source.load(j + Int(late))
+            else:
+                comptime for j in range(ROUNDS):
+                    if part.has(j):
+                        raw[j] = source.load(j, part.left(j), raw[j])
+            if parked != none:
+                seen = board.seen(parked // UInt32(units), lane)
+            var largest = raw[0]
+            comptime for j in range(1, ROUNDS):
+                largest = maximum(largest, raw[j])
+            m = D.of_chains[combine_columns[True, dtype, width]](largest).cast[
+                F
+            ]()
+            var scale = Scale[exact, width](m)
+            var sum = Sum[F, width]()
+            comptime for i in range(0, ROUNDS, UNROLL):
+                var terms = Values(0)
+                comptime for j in range(i, i + UNROLL):
+                    var e = scale.quick(raw[j].cast[F]())
+                    comptime if keeps:
+                        raw[j] = rebind[Raw](e)
+                    terms = e if j == i else terms + e
+                add[exact](sum, terms)
+            var d = D.of_chains[combine_columns[False, F, width]](
+                sum.value - sum.excess
+            )
+            if meeting.leave(
+                odd,
+                Pair(m, d * scale.quick_factor()),
+                thread // WARP_SIZE,
+                lane,
+            ):
+                var strip = id // UInt32(units)
+                board.leave(
+                    strip,
+                    id - strip * UInt32(units),
+                    meeting.take[of_lane, exact](odd, lane),
+                    lane,
+                )
+        if parked != none:
+            var strip = parked // UInt32(units)
+            write(parked, parked_m, board.wait(strip, seen, lane))
+        if id >= end_id:
+            return
+        comptime for j in range(ROUNDS):
+            slots.keep(j, raw[j])
+        parked = id
+        parked_m = m
+        id += stride
+        odd = 1 - odd
+
+
+def grid_column_units(n: Int, queue: Queue) raises -> Int:
+    """Returns how many units a column is dealt out as, those that are empty included, or 0 if the grid's teams do not hold it, too little else, or it is too short.
+
+    Args:
+        n: Positions.
+        queue: Where the kernel would be launched.
+    """
+    if n < GRID_LENGTH:
+        return 0
+    var teams = max(0, (queue.sm_count() - MERGERS) * TEAMS)
+    return units_in_turns(ceildiv(n, UNIT), teams, LEAST_FILL)
+
+
+def resident_grid_strided[
+    dtype: DType, T: RowTarget, //, finish: Finish, dealt: Bool
+](y: T, x: Source[dtype], rows: Rows, units: Int, queue: Queue) raises:
+    """Launches `resident_grid_strided_kernel`.
+
+    Parameters:
+        dtype: Dtype of the logits.
+        T: Where results go.
+        finish: What of each element is written.
+        dealt: As of `StridedPart`.
+
+    Args:
+        y: Results.
+        x: Logits.
+        rows: Rows along an axis that is not the last.
+        units: How many units each of them is dealt out as: what `grid_column_units` returns.
+        queue: Where kernels are launched.
+    """
+    comptime width = VECTOR_BYTES // size_of[dtype]()
+    var strips = ceildiv(rows.count(), LANES * width)
+    var size = ColumnBoard[LANES * width // WARP_SIZE].size(strips, units)
+    var memory = queue.scratch[DType.uint64](size)
+    clear(memory.pointer, size, queue)
+    queue.launch[resident_grid_strided_kernel[dtype, T, finish, width, dealt]](
+        y,
+        x,
+        memory.pointer,
+        Int64(rows.count()),
+        Int64(rows.inner),
+        Int64(rows.n),
+        Int64(strips),
+        Int64(units),
+        UInt32(0),
+        grid_dim=min(queue.sm_count(), MERGERS + strips * units),
+        block_dim=BLOCK_SIZE,
+        shared_mem_bytes=BLOCK_SIZE * ROUNDS * VECTOR_BYTES,
+        attributes=cooperative(),
+    )
+    _ = memory^
