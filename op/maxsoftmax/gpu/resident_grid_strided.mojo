@@ -9,7 +9,8 @@ What of others a warp has to hear waits behind what its neighbours load, so that
 | | H100, float32 | bfloat16 | H200, float32 | bfloat16 |
 |---|---|---|---|---|
 | a copy | 138 | 86 | 98 | 76 |
-| as here | 165 | 97 | 129 | 85 |
+| as here | – | – | 131 | 82 |
+| the last warp of a team to come merges what all have left, where here they meet | 165 | 97 | 130 | 86 |
 | whoever leaves the last of some units merges them, and then of some groups | 270 | 225 | – | – |
 | one block merges, units and then groups, each warp by itself | 181 | 174 | 152 | 127 |
 | two do, and exponentials are not computed again | 168 | 106 | 134 | 88 |
@@ -82,7 +83,7 @@ comptime GRID_LENGTH = 18000
 
 comptime LEAST_FILL = 0.7
 """How much of two units a team a longer column has at least: 175000×256 of float32, which has 0.66, takes 1.04 of the time of two launches, 200000×64, with 0.75,
-0.8."""
+0.8 (H100)."""
 
 comptime MANY_TURNS = 4
 """More units a team than that take long enough for teams to begin one after the other."""
@@ -143,7 +144,7 @@ def resident_grid_strided_kernel[
     var team = Int(thread_idx.x) // COLUMN_THREADS
     var lane = thread % WARP_SIZE
     var slots = Slots[dtype, BLOCK_SIZE, width]()
-    comptime M = Meeting[TEAMS, WARPS, LANES, width, dealt]
+    comptime M = Meeting[WARPS, LANES, width, dealt]
     var room = unsafe_stack_allocation[
         TEAMS * 2 * M.room,
         UInt64,
@@ -231,7 +232,7 @@ def resident_grid_strided_kernel[
 
     var parked = none
     var parked_m = Values(0)
-    var odd = 0
+    var turn = 0
     var stride = UInt32(TEAMS) * holders
     if end_id > MANY_TURNS * stride:
         sleep(UInt32(DELAY) * UInt32(team))
@@ -277,7 +278,7 @@ def resident_grid_strided_kernel[
                 sum.value - sum.excess
             )
             if meeting.leave(
-                odd,
+                turn,
                 Pair(m, d * scale.quick_factor()),
                 thread // WARP_SIZE,
                 lane,
@@ -286,7 +287,7 @@ def resident_grid_strided_kernel[
                 board.leave(
                     strip,
                     id - strip * UInt32(units),
-                    meeting.take[of_lane, exact](odd, lane),
+                    meeting.take[of_lane, exact](turn, lane),
                     lane,
                 )
         if parked != none:
@@ -299,7 +300,7 @@ def resident_grid_strided_kernel[
         parked = id
         parked_m = m
         id += stride
-        odd = 1 - odd
+        turn += 1
 
 
 def grid_column_units(n: Int, queue: Queue) raises -> Int:

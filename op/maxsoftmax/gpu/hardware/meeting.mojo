@@ -1,11 +1,8 @@
 """What the warps of a block that share a unit of columns tell each other, in shared memory: what their parts of it sum to."""
 
-from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly, is_nvidia_gpu
 from std.utils.numerics import neg_inf
-from max.gpu import thread_idx
-from max.gpu.primitives import warp
-from max.gpu.sync import barrier, syncwarp
+from max.gpu import WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
@@ -15,15 +12,14 @@ from .column_board import bits_of, pairs_of
 from .tree_reduction import Shared
 
 
-struct Meeting[teams: Int, warps: Int, lanes: Int, width: Int, dealt: Bool](
+struct Meeting[warps: Int, lanes: Int, width: Int, dealt: Bool](
     TrivialRegisterPassable
 ):
-    """Where the warps of a team leave what their parts of a unit sum to, and the last of them finds it.
+    """Where the warps of a team leave what their parts of a unit sum to, and one of them finds it, another one each time.
 
-    There is room for two units: a team may begin the next one before all that was left of this one has been merged, but no other.
+    There is room for two units: whoever leaves the next but one has met all others after they left the next.
 
     Parameters:
-        teams: Teams a block.
         warps: Warps a team.
         lanes: As of `Deal`.
         width: The same.
@@ -37,41 +33,36 @@ struct Meeting[teams: Int, warps: Int, lanes: Int, width: Int, dealt: Bool](
 
     var words: Shared[UInt64]
     """The pairs of a team's warps."""
-    var counts: Shared[UInt32]
-    """How many have left theirs."""
+    var team: Int
+    """The team's index in its block."""
 
     @inline(.always)
     def __init__(out self, room: Shared[UInt64], team: Int):
-        """The place of a team. All threads of the block call this.
+        """The place of a team.
 
         Args:
             room: Shared memory for two units of each team.
             team: The team's index in its block.
         """
         self.words = room.unsafe_offset(team * 2 * Self.room)
-        var all = unsafe_stack_allocation[
-            Self.teams * 2, UInt32, address_space=AddressSpace.SHARED
-        ]()
-        if thread_idx.x < Self.teams * 2:
-            all[unsafe_offset=Int(thread_idx.x)] = 0
-        self.counts = all.unsafe_offset(team * 2)
-        barrier()
+        self.team = team
 
     @inline(.always)
     def leave(
-        self, odd: Int, pair: Pair[Self.width], warp_index: Int, lane: Int
+        self, turn: Int, pair: Pair[Self.width], warp_index: Int, lane: Int
     ) -> Bool:
-        """Leaves what this warp's part of a unit sums to, and returns whether it is the last of its team to do so.
+        """Leaves what this warp's part of a unit sums to, waits until all of the team have, and returns whether this warp is to take it. All warps of
+        the team call this.
 
         Args:
-            odd: Which of the two places.
+            turn: How many units this warp has left before.
             pair: The sums of this thread's columns.
             warp_index: This warp's index in its team.
             lane: This thread's index in its warp.
         """
         var bits = bits_of(pair)
         var mine = self.words.unsafe_offset(
-            odd * Self.room + warp_index * Self.columns
+            turn % 2 * Self.room + warp_index * Self.columns
         )
         comptime if Self.dealt:
             comptime for c in range(Self.D.columns):
@@ -83,18 +74,17 @@ struct Meeting[teams: Int, warps: Int, lanes: Int, width: Int, dealt: Bool](
                 mine.unsafe_store[alignment=VECTOR_BYTES](
                     Self.D.column(lane, 0), bits
                 )
-        syncwarp()
-        var before = UInt32(0)
-        if lane == 0:
-            before = _count(self.counts.unsafe_offset(odd))
-        before = warp.shuffle_idx(before, 0)
-        syncwarp()
-        return Int(before) % Self.warps == Self.warps - 1
+        comptime if is_nvidia_gpu():
+            # A barrier of the team; the first is that of all of the block.
+            inlined_assembly[
+                "bar.sync $0, $1;", NoneType, constraints="r,n,~{memory}"
+            ](UInt32(self.team + 1), UInt32(Self.warps * WARP_SIZE))
+        return turn % Self.warps == warp_index
 
     @inline(.always)
     def take[
         of_lane: Int, exact: Bool
-    ](self, odd: Int, lane: Int) -> Pair[of_lane]:
+    ](self, turn: Int, lane: Int) -> Pair[of_lane]:
         """Returns to each lane what its columns of a unit sum to, once all have left theirs.
 
         Parameters:
@@ -102,7 +92,7 @@ struct Meeting[teams: Int, warps: Int, lanes: Int, width: Int, dealt: Bool](
             exact: Of the scale that the sums are in.
 
         Args:
-            odd: Which of the two places.
+            turn: As of `leave`.
             lane: This thread's index in its warp.
         """
         var pairs = Array[Pair[of_lane], Self.warps](
@@ -111,21 +101,7 @@ struct Meeting[teams: Int, warps: Int, lanes: Int, width: Int, dealt: Bool](
         comptime for i in range(Self.warps):
             pairs[i] = pairs_of(
                 self.words.unsafe_load[width=of_lane, alignment=8 * of_lane](
-                    odd * Self.room + i * Self.columns + lane * of_lane
+                    turn % 2 * Self.room + i * Self.columns + lane * of_lane
                 )
             )
         return merged[exact](pairs)
-
-
-@inline(.always)
-def _count(count: Shared[UInt32]) -> UInt32:
-    """Adds 1 after all that this thread has written or seen, and returns what was there before.
-    """
-    comptime if is_nvidia_gpu():
-        return inlined_assembly[
-            "atom.acq_rel.cta.shared::cta.add.u32 $0, [$1], 1;",
-            UInt32,
-            constraints="=r,r,~{memory}",
-        ](UInt32(Int(count)))
-    else:
-        return 0
