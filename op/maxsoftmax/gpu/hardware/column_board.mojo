@@ -131,15 +131,34 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
             )
             barrier()
             if warp_index == 0:
-                var pairs = Array[Self.P, warps](fill=_nothing[Self.of_lane]())
-                comptime for i in range(warps):
-                    pairs[i] = pairs_of(
-                        mine.unsafe_load[
-                            width=Self.of_lane, alignment=8 * Self.of_lane
-                        ](i * Self.columns)
-                    )
-                self._store(self.strips, strip, merged[exact](pairs), lane)
+                self._store(
+                    self.strips,
+                    strip,
+                    Self.merged_warps[exact, warps](mine),
+                    lane,
+                )
             barrier()
+
+    @staticmethod
+    @inline(.always)
+    def merged_warps[exact: Bool, warps: Int](words: Shared[UInt64]) -> Self.P:
+        """Returns what the pairs that each warp of some has left in shared memory come to.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+            warps: How many warps.
+
+        Args:
+            words: Where the first warp's are, of this lane's columns.
+        """
+        var pairs = Array[Self.P, warps](fill=_nothing[Self.of_lane]())
+        comptime for i in range(warps):
+            pairs[i] = pairs_of(
+                words.unsafe_load[
+                    width=Self.of_lane, alignment=8 * Self.of_lane
+                ](i * Self.columns)
+            )
+        return merged[exact](pairs)
 
     @inline(.always)
     def _merged_units[

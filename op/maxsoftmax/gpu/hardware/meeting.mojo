@@ -1,14 +1,12 @@
 """What the warps of a block that share a unit of columns tell each other, in shared memory: what their parts of it sum to."""
 
 from std.sys import inlined_assembly, is_nvidia_gpu
-from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
-from ..partition.pair import merged
 from .cluster import Pair
-from .column_board import bits_of, pairs_of
+from .column_board import ColumnBoard, bits_of
 from .tree_reduction import Shared
 
 
@@ -95,13 +93,6 @@ struct Meeting[warps: Int, lanes: Int, width: Int, dealt: Bool](
             turn: As of `leave`.
             lane: This thread's index in its warp.
         """
-        var pairs = Array[Pair[of_lane], Self.warps](
-            fill=Pair[of_lane](neg_inf[DType.float32](), 0)
+        return ColumnBoard[of_lane].merged_warps[exact, Self.warps](
+            self.words.unsafe_offset(turn % 2 * Self.room + lane * of_lane)
         )
-        comptime for i in range(Self.warps):
-            pairs[i] = pairs_of(
-                self.words.unsafe_load[width=of_lane, alignment=8 * of_lane](
-                    turn % 2 * Self.room + i * Self.columns + lane * of_lane
-                )
-            )
-        return merged[exact](pairs)
