@@ -6,13 +6,12 @@ merge the units of a strip as they are left.
 
 from std.atomic import Atomic, Ordering
 from std.math import ceildiv
-from std.memory import bitcast
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 from max.gpu.sync import barrier
 
 from ..partition.pair import merged
-from .board import Words, sleep
+from .board import Words, bits_of, pairs_of, sleep
 from .cluster import Pair
 from .tree_reduction import Shared
 
@@ -235,24 +234,3 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
 def _nothing[width: Int]() -> Pair[width]:
     """Returns the pairs of no elements."""
     return {neg_inf[DType.float32](), 0}
-
-
-@inline(.always)
-def bits_of[
-    width: SIMDLength, //
-](pair: Pair[width]) -> SIMD[DType.uint64, width]:
-    """Returns the numbers that pairs are."""
-    return bitcast[DType.uint32](pair.m).cast[DType.uint64]() | (
-        bitcast[DType.uint32](pair.d).cast[DType.uint64]() << 32
-    )
-
-
-@inline(.always)
-def pairs_of[
-    width: SIMDLength, //
-](bits: SIMD[DType.uint64, width]) -> Pair[width]:
-    """Returns the pairs that numbers are."""
-    return {
-        bitcast[DType.float32](bits.cast[DType.uint32]()),
-        bitcast[DType.float32]((bits >> 32).cast[DType.uint32]()),
-    }

@@ -5,8 +5,9 @@ from max.gpu import WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
+from .board import bits_of
 from .cluster import Pair
-from .column_board import ColumnBoard, bits_of
+from .column_board import ColumnBoard
 from .tree_reduction import Shared
 
 
