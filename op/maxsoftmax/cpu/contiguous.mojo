@@ -1,6 +1,6 @@
 """Rows along the last axis: the lanes of a vector are neighbours in one row."""
 
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 from std.sys import simd_width_of, size_of
 from std.utils.numerics import neg_inf
 
@@ -8,7 +8,7 @@ from ..math.exponential import Unit
 from ..math.online import MaxSum, Sum
 from ..io.rows import Rows
 from .lanes import collapse, each, each_from, fold_max, fold_sum, larger
-from .memory import first_lanes, load_plain, store_plain
+from .memory import first_lanes, LINE, load_plain, store_plain
 from .operations import Operation, Place
 from .portion import Portion
 from .schedule import Bundles, Pairs, Room
@@ -21,6 +21,7 @@ from .tuning import (
     KEPT_IN_RESULTS,
     READ_AHEAD,
     SPAN,
+    STREAMED_TOGETHER,
     TOGETHER,
     VECTORS,
     WRITE_AHEAD,
@@ -70,7 +71,15 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     def room(self) -> Int:
         comptime if Self.waits:
             return 0
-        return self.pairs() * self.rows.n if self._stays() else 0
+        return self.pairs() * self._apart() if self._stays() else 0
+
+    def together(self) -> Int:
+        comptime if Self.streams:
+            if self.target.shares_lines():
+                return max(
+                    1, STREAMED_TOGETHER // max(1, self.pairs() * self.rows.n)
+                )
+        return 1
 
     def reduce(
         self,
@@ -197,6 +206,12 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         return self.rows.n <= SPAN
 
     @inline(.always)
+    def _apart(self) -> Int:
+        """Returns how far apart rows are in a core's own memory, where each begins with a line.
+        """
+        return align_up(self.rows.n, LINE // size_of[Self.accum]())
+
+    @inline(.always)
     def _kept(
         self, row: Int, i: Int, room: Room[Self.accum]
     ) -> Room[Self.accum]:
@@ -208,7 +223,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         comptime if Self.waits:
             return self.target.row(row, 0).memory[Self.accum]()
         if room:
-            return room.value().unsafe_offset(i * self.rows.n)
+            return room.value().unsafe_offset(i * self._apart())
         return None
 
     @inline(.always)

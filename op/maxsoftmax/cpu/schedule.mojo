@@ -1,12 +1,14 @@
 """Spreads the rows of a softmax over the cores."""
 
 from std.math import ceildiv
+from std.sys import size_of
 
 from ..math.online import MaxSum
 from ..queue import Queue
 from ..io.rows import Target
+from .memory import LINE
 from .shares import Shares, parallel, share_tasks, workers_for
-from .tuning import SPAN
+from .tuning import SHARES, SPAN
 
 comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin
@@ -46,6 +48,11 @@ trait Bundles(TrivialRegisterPassable):
         """Returns how many elements of `accum` a bundle has use for between `reduce` and `write`, besides `y`.
         """
         ...
+
+    def together(self) -> Int:
+        """Returns how many bundles are best reduced before any of them is written.
+        """
+        return 1
 
     def reduce(
         self,
@@ -92,50 +99,67 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
     var elements = count * n * pairs * Int(B.lanes)
     var workers = workers_for(elements, queue)
 
-    # By whole bundles, each written while its rows are still in the core's cache: where there are enough to balance,
-    # or too few elements to share out otherwise. The pairs merge in the same order as below.
+    # By whole bundles, written while their rows are still in the core's cache: where there are enough to balance, or too few
+    # elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
+        var together = max(
+            1, min(bundles.together(), count // (workers * SHARES))
+        )
+        # The only span of a row has the pair of the row.
+        var before_total = spans * pairs if spans > 1 else 0
+        var apart = before_total + pairs
+        var room_size = bundles.room()
 
         @inline(.always)
         def whole(shares: Shares) {imm}:
-            var parts = List[Pair](length=(spans + 1) * pairs, fill=Pair())
-            var part = parts.unsafe_ptr().unsafe_origin_cast[
-                MutUntrackedOrigin
-            ]()
-            # The only span of a row has the pair of the row.
-            var total = part
-            if spans > 1:
-                total = part.unsafe_offset(spans * pairs)
+            var parts = List[Pair](length=together * apart, fill=Pair())
             var memory = List[Scalar[B.accum]](
-                unsafe_uninit_length=bundles.room()
+                unsafe_uninit_length=together * room_size + LINE
             )
-            var room = memory.unsafe_ptr().unsafe_origin_cast[
+            var part_of_first = parts.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            for bundle in shares:
-                for span in range(spans if B.reduces else 0):
-                    bundles.reduce(
-                        bundle,
-                        span * SPAN,
-                        min((span + 1) * SPAN, n),
-                        part.unsafe_offset(span * pairs),
-                        room,
-                    )
-                if B.reduces and spans > 1:
-                    _merge(part, spans, pairs, total)
-                for span in range(spans):
-                    bundles.write(
-                        bundle,
-                        span * SPAN,
-                        min((span + 1) * SPAN, n),
-                        part.unsafe_offset(span * pairs),
-                        total,
-                        room,
-                    )
+            # Vectors that lie in two lines take twice as long.
+            var room_of_first = memory.unsafe_ptr().unsafe_origin_cast[
+                MutUntrackedOrigin
+            ]()
+            room_of_first = room_of_first.unsafe_offset(
+                (-Int(room_of_first) % LINE) // size_of[B.accum]()
+            )
+            for group in shares:
+                var first = group * together
+                var some = min(together, count - first)
+                for i in range(some if B.reduces else 0):
+                    var part = part_of_first.unsafe_offset(i * apart)
+                    var room = room_of_first.unsafe_offset(i * room_size)
+                    for span in range(spans):
+                        bundles.reduce(
+                            first + i,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            part.unsafe_offset(span * pairs),
+                            room,
+                        )
+                    if spans > 1:
+                        _merge(
+                            part, spans, pairs, part.unsafe_offset(before_total)
+                        )
+                for i in range(some):
+                    var part = part_of_first.unsafe_offset(i * apart)
+                    var room = room_of_first.unsafe_offset(i * room_size)
+                    for span in range(spans):
+                        bundles.write(
+                            first + i,
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            part.unsafe_offset(span * pairs),
+                            part.unsafe_offset(before_total),
+                            room,
+                        )
             _ = parts^
             _ = memory^
 
-        parallel(whole, count, elements, queue)
+        parallel(whole, ceildiv(count, together), elements, queue)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between.

@@ -6,7 +6,7 @@ from std.sys import size_of
 from ..math.online import accumulator
 from ..io.results import ResultRow, Results
 from ..io.rows import Rows, Target
-from .memory import fetch_to_write, LINE, store, stream
+from .memory import fetch_to_write, LINE, store, stream, stream_some
 from .sources import place_of
 from .tuning import NEVER, STREAMED
 
@@ -57,14 +57,28 @@ trait RowTarget(TrivialRegisterPassable):
         """
         pass
 
+    def stream_some[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        """Writes the first `count` of `values`, rounded, past the caches where that can be done from any element on.
+        """
+        self.store(i, column, count, values)
+
+    def shares_lines(self) -> Bool:
+        """Returns whether a line may have elements of two rows along the last axis.
+        """
+        return False
+
     @inline(.always)
     def put[
         accum: DType, width: SIMDLength, //, may_stream: Bool
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        """Writes the first `count` of `values`, as `stream` does where that is best and `may_stream` says that it may, else as `store`.
+        """Writes the first `count` of `values`, as `stream` does where that is best and `may_stream` says that it may, else as `stream_some` or `store`.
         """
         comptime if Self.streams and may_stream:
             self.stream(i, column, values)
+        elif Self.streams:
+            self.stream_some(i, column, count, values)
         else:
             self.store(i, column, count, values)
 
@@ -149,6 +163,19 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     ](self, i: Int, column: Int, values: SIMD[accum, width]):
         var place = place_of[Self.contiguous](i, column, self.rows)
         stream(self.y.unsafe_offset(place), values, self.scale)
+
+    @inline(.always)
+    def stream_some[
+        accum: DType, width: SIMDLength, //
+    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
+        comptime if Self.contiguous:
+            stream_some(self.y.unsafe_offset(i), values, count, self.scale)
+        else:
+            self.store(i, column, count, values)
+
+    def shares_lines(self) -> Bool:
+        comptime size = size_of[Self.dtype]()
+        return (Int(self.y) | self.rows.n * size) % LINE != 0
 
     @inline(.always)
     def memory[accum: DType](self) -> Optional[Target[accum]]:
