@@ -73,12 +73,10 @@ trait RowTarget(TrivialRegisterPassable):
     def put[
         accum: DType, width: SIMDLength, //, may_stream: Bool
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        """Writes the first `count` of `values`, as `stream` does where that is best and `may_stream` says that it may, else as `stream_some` or `store`.
+        """Writes the first `count` of `values`, as `stream` does where that is best and `may_stream` says that it may, else as `store`.
         """
         comptime if Self.streams and may_stream:
             self.stream(i, column, values)
-        elif Self.streams:
-            self.stream_some(i, column, count, values)
         else:
             self.store(i, column, count, values)
 
