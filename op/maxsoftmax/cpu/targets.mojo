@@ -166,10 +166,8 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     def stream_some[
         accum: DType, width: SIMDLength, //
     ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        comptime if Self.contiguous:
-            stream_some(self.y.unsafe_offset(i), values, count, self.scale)
-        else:
-            self.store(i, column, count, values)
+        var place = place_of[Self.contiguous](i, column, self.rows)
+        stream_some(self.y.unsafe_offset(place), values, count, self.scale)
 
     def shares_lines(self) -> Bool:
         comptime size = size_of[Self.dtype]()
