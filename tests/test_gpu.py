@@ -437,6 +437,56 @@ def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
         assert maxsoftmax.softmax(x[..., few].contiguous(), axis=1).equal(y[..., few])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "scaled"])
+@pytest.mark.parametrize(
+    ("outer", "n", "inner"),
+    [
+        # Held in registers, in slots, by clusters of two, three and eight blocks, and read twice.
+        *[
+            (3, 50, 1025),
+            (70, 64, 514),
+            (5, 100, 2047),
+            (5, 128, 1001),
+            (60, 129, 1003),
+            (130, 300, 301),
+            (420, 480, 53),
+        ],
+        *[(40, 513, 1027), (9, 1023, 2045), (400, 1000, 101), (3, 5000, 4099), (1, 11_000, 4001), (1, 17_001, 6005)],
+    ],
+)
+def test_columns_by_the_granule_have_the_bits_of_others(what, outer, n, inner, dtype):
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator("cuda").manual_seed(n)
+    x, dy = torch.randn(2, outer, n, inner, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    sink = torch.randn(inner, device="cuda", generator=generator).to(x.dtype)
+
+    def along(x, dy, columns):
+        if what == "gradient":
+            return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
+        if what == "scaled":
+            return maxsoftmax.softmax(x, axis=1, temperature=2.0, sink=sink[columns].contiguous())
+        return getattr(maxsoftmax, what)(x, axis=1)
+
+    import maxsoftmax.torch
+
+    x[0, :, 0] = x[-1, :, -1] = 1 if what == "gradient" else -torch.inf
+    x[outer // 2, n - 1, 8] = torch.nan
+    y = along(x, dy, slice(None))
+    assert y.isnan().any(1).nonzero().tolist() == sorted(
+        [[outer // 2, 8], *([[0, 0], [outer - 1, inner - 1]] if what in ("softmax", "log_softmax") else [])]
+    )
+    # Both ends, and the middle, of columns of which so few are another kernel's.
+    for start in (0, 13, inner // 2, inner - 31):
+        columns = slice(start, start + 31)
+        few = along(x[..., columns].contiguous(), dy[..., columns].contiguous(), columns)
+        torch.testing.assert_close(y[..., columns], few, rtol=0, atol=0, equal_nan=True)
+    if what == "softmax":
+        expected = x[-1:].double().softmax(1)
+        rtol = 1e-5 if dtype == "float32" else 2**-7
+        torch.testing.assert_close(y[-1:].double(), expected, rtol=rtol, atol=1e-30, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "n"),
     [

@@ -2,17 +2,20 @@
 
 from std.math import ceildiv
 from std.sys import size_of
+from max.gpu.host import DeviceContext
 
 from ..ops.finish import Finish
 from ..io.memory import MemorySource, MemoryTarget
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
+from ..io.rows import Positions, Rows, Source, VECTOR_BYTES, nowhere
 from .fallback import fallback
+from .partition.deal import Tile, Way
 from .partition.row import vector_width
 from .resident_grid_strided import (
     GRID_LENGTH,
+    LANES,
     grid_column_units,
     resident_grid_strided,
 )
@@ -49,17 +52,18 @@ def strided[
         if rows.n > most // 2 or rows.count() > most:
             # The others count in 32 bits.
             fallback[finish](y, x, rows, queue, other)
-        elif (
-            rows.inner % width == 0
-            and x.in_vectors[width]()
-            and y.in_vectors[width]()
-            and Int(other) % VECTOR_BYTES == 0
-        ):
-            _by[finish, width, plain=plain](y, x, other, rows, queue)
         else:
+            var aligned = (
+                x.in_vectors[width]()
+                and y.in_vectors[width]()
+                and Int(other) % VECTOR_BYTES == 0
+            )
+            if aligned and rows.inner % width == 0:
+                _by[finish, width, plain=plain](y, x, other, rows, queue)
+                return
             comptime if S.in_memory:
-                _by[finish, width, dealt=True, plain=plain](
-                    y, x, other, rows, queue
+                _by[finish, width, Way.DEALT, plain=plain](
+                    y, x, other, rows, queue, aligned
                 )
             else:
                 _by[finish, 1](y, x, other, rows, queue)
@@ -71,73 +75,94 @@ def _by[
     //,
     finish: Finish,
     width: Int,
-    dealt: Bool = False,
+    way: Way = Way.VECTORS,
     line: Int = 0,
     plain: Bool = False,
-](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
-    """Columns that are taken by vectors of `width`, or by as many that are `dealt`, from a `line` of the table on.
+](
+    y: T,
+    x: S,
+    other: Source[S.elements],
+    rows: Rows,
+    queue: Queue,
+    aligned: Bool = True,
+) raises:
+    """Columns that are taken by vectors of `width`, from a `line` of the table on.
+
+    - `way`: How they are taken; dealt ones by the granule where that is faster.
+    - `aligned`: Whether all tensors begin with a vector.
     """
     comptime table = Tuned.strips_backward() if finish.is_gradient() else Tuned.strips(
         size_of[S.elements]() > 2, S.in_memory, width > 1
     )
-    # Pieces of 128 bytes that begin anywhere are slow. Of 16 bits wider ones are faster only where there are many, and columns do not fit in
-    # registers: of bfloat16 64×1000×4095 takes 559 µs instead of 642, 64×470×1021 83 instead of 90, but 16×1023×1023 55 instead of 51 and 2048×64×513
-    # 142 instead of 128 (H100).
-    comptime wide = size_of[S.elements]() == 4
-    comptime doubles = dealt and not finish.is_gradient()
+    comptime dealt = way == Way.DEALT
+    # Of larger warps fewer rows would be added up, and in another order.
+    comptime gpu = DeviceContext.default_device_info
+    comptime skews = dealt and gpu.warp_size == 32
     comptime if line == 0 and plain and Tuned.holds_in_grid and not (
         0 < rows.length < GRID_LENGTH
     ):
         var units = grid_column_units(rows.n, queue)
         if units > 0:
-            resident_grid_strided[finish, dealt](
-                rebind[MemoryTarget[S.elements]](y),
-                rebind[MemorySource[S.elements]](x).memory,
-                rows,
-                units,
-                queue,
-            )
-            return
+            comptime tile = Tile(LANES, width, way)
+            comptime for skewed in [True, False]:
+                comptime by = tile.skewed(1) if skewed else tile
+                if (
+                    not skewed
+                    or skews
+                    and aligned
+                    and _fits[by](y, x, other, rows)
+                ):
+                    resident_grid_strided[finish, by](
+                        rebind[MemoryTarget[S.elements]](y),
+                        rebind[MemorySource[S.elements]](x).memory,
+                        rows,
+                        units,
+                        queue,
+                    )
+                    return
     comptime if line == len(table):
         # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
         comptime lanes = 8 if width > 1 else 32
-        comptime if doubles and wide:
-            if rows.inner >= 2 * lanes * width:
-                streaming_strided[finish, lanes, 2 * width, dealt](
-                    y, x, other, rows, queue
-                )
+        comptime if skews:
+            comptime skewed = Tile(lanes, width).skewed(2)
+            if aligned and _fits[skewed](y, x, other, rows):
+                streaming_strided[finish, skewed](y, x, other, rows, queue)
                 return
-        streaming_strided[finish, lanes, width, dealt](y, x, other, rows, queue)
+        streaming_strided[finish, Tile(lanes, width, way)](
+            y, x, other, rows, queue
+        )
     else:
         comptime t = table[line]
-        comptime room = resident_room[S, finish](t, width)
-        comptime most = t.most_blocks() * room
-        comptime surely = 0 < rows.length <= most
         # One alone would be divided otherwise (`quotient`).
         comptime fewest = 1 if finish.is_gradient() else 2
-        comptime columns = t.width(width, dealt, fewest)
+        comptime tile = Tile(t.lanes, t.width(width, dealt, fewest), way)
+        comptime room = resident_room[S, finish](t, Tile(t.lanes, width))
+        comptime most = t.most_blocks() * room
+        comptime surely = 0 < rows.length <= most
         comptime if rows.length == 0 or surely:
             if surely or rows.n <= most:
-                comptime if doubles and t.doubles() and (wide or t.slotted):
-                    comptime apart = 2 * t.lanes * columns
-                    var blocks = ceildiv(
-                        rows.count(), apart
-                    ) * t.cluster_blocks(rows.n, room)
-                    if rows.inner >= apart and (
-                        wide or blocks > 3 * queue.sm_count()
+                comptime if skews and t.skews(size_of[S.elements]() > 2):
+                    comptime skewed = Tile(t.lanes, width).skewed(t.times())
+                    var blocks = skewed.count(rows) * t.cluster_blocks(
+                        rows.n, room
+                    )
+                    if (
+                        aligned
+                        and t.is_skewed(rows.n, blocks, queue.sm_count())
+                        and _fits[skewed](y, x, other, rows)
                     ):
-                        resident_strided[
-                            finish, t.doubled(), 2 * columns, dealt
-                        ](y, x, other, rows, queue, room)
+                        resident_strided[finish, t.skewed(), skewed](
+                            y, x, other, rows, queue, room
+                        )
                         return
                 comptime held = not (t.slotted or t.is_cluster())
                 comptime in_panels = plain and held and (dealt or t.up_to == 8)
                 comptime if in_panels:
-                    var together = panel_outers[t, columns, dealt](
+                    var together = panel_outers[tile](
                         rows, size_of[S.elements]()
                     )
                     if together > 0:
-                        resident_panel[finish, t, columns, dealt](
+                        resident_panel[finish, t, tile](
                             rebind[MemoryTarget[S.elements]](y).memory,
                             rebind[MemorySource[S.elements]](x).memory,
                             rows,
@@ -145,9 +170,23 @@ def _by[
                             together,
                         )
                         return
-                resident_strided[finish, t, columns, dealt](
+                resident_strided[finish, t, tile](
                     y, x, other, rows, queue, room
                 )
                 return
         comptime if not surely:
-            _by[finish, width, dealt, line + 1, plain](y, x, other, rows, queue)
+            _by[finish, width, way, line + 1, plain](
+                y, x, other, rows, queue, aligned
+            )
+
+
+def _fits[
+    tile: Tile, S: RowSource, T: RowTarget
+](y: T, x: S, other: Source[S.elements], rows: Rows) -> Bool:
+    """Returns whether columns can be taken by the granule: where they fill the blocks, and no block writes what others read.
+    """
+    if not tile.fills(rows.inner):
+        return False
+    var first = Positions(0, 0, 0, 1, rows.n, rows.inner)
+    var place = Int(y.column(first).address(0))
+    return place != Int(x.column(first).address(0)) and place != Int(other)

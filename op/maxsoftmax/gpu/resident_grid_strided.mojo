@@ -46,9 +46,15 @@ from .hardware.meeting import Meeting
 from .hardware.pdl import pdl_wait
 from .hardware.slots import Slots
 from .hardware.team import maximum
-from .partition.deal import COLUMN_THREADS, Deal
+from .partition.deal import COLUMN_THREADS, Deal, Tile
 from .partition.pair import add, end
-from .partition.strided import StridedPart, combine_columns, is_exact
+from .partition.strided import (
+    StridedPart,
+    combine_columns,
+    is_exact,
+    put_askew,
+    put_straight,
+)
 
 comptime LANES = 8
 """Vectors of columns that a warp takes: a line of the cache."""
@@ -96,7 +102,7 @@ comptime DELAY = 2000
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def resident_grid_strided_kernel[
-    dtype: DType, T: RowTarget, finish: Finish, width: Int, dealt: Bool
+    dtype: DType, T: RowTarget, finish: Finish, tile: Tile
 ](
     y: T,
     x: Source[dtype],
@@ -114,8 +120,7 @@ def resident_grid_strided_kernel[
         dtype: Dtype of the logits, of 4 bytes or 2.
         T: Where results go.
         finish: What of each element is written.
-        width: Columns a vector, of 16 bytes.
-        dealt: As of `StridedPart`.
+        tile: A team's columns.
 
     Args:
         y: Results, not in the memory of the logits.
@@ -130,9 +135,10 @@ def resident_grid_strided_kernel[
     """
     comptime F = DType.float32
     comptime S = MemorySource[dtype]
+    comptime width = tile.width
     comptime Raw = SIMD[dtype, width]
-    comptime D = Deal[LANES, width, dealt]
-    comptime Part = StridedPart[LANES, width, True, dealt]
+    comptime D = Deal[tile]
+    comptime Part = StridedPart[tile, True]
     comptime Values = SIMD[F, width]
     comptime exact = is_exact[S, T, finish]()
     # Exponentials are kept in place of the logits, unless that takes twice the room.
@@ -144,7 +150,7 @@ def resident_grid_strided_kernel[
     var team = Int(thread_idx.x) // COLUMN_THREADS
     var lane = thread % WARP_SIZE
     var slots = Slots[dtype, BLOCK_SIZE, width]()
-    comptime M = Meeting[WARPS, LANES, width, dealt]
+    comptime M = Meeting[tile]
     var room = unsafe_stack_allocation[
         TEAMS * 2 * M.room,
         UInt64,
@@ -191,9 +197,11 @@ def resident_grid_strided_kernel[
         var part = of_unit(id)
         var pair = Pair[width](0, 0)
         comptime for k in range(width):
-            var column = D.column(lane, k // D.chains if dealt else 0)
-            comptime if not dealt:
+            var column = D.column(lane, k // D.chains if tile.is_dealt() else 0)
+            comptime if not tile.is_dealt():
                 column += k
+            comptime if tile.is_skewed():
+                column = max(0, column - Int(part.skew))
             comptime for i in range(of_lane):
                 var whose = UInt32(column // of_lane)
                 var of_m = warp.shuffle_idx(found.m[i], whose)
@@ -261,9 +269,16 @@ def resident_grid_strided_kernel[
             var largest = raw[0]
             comptime for j in range(1, ROUNDS):
                 largest = maximum(largest, raw[j])
-            m = D.of_chains[combine_columns[True, dtype, width]](largest).cast[
-                F
-            ]()
+            comptime if tile.is_skewed():
+                m = D.of_chains[combine_columns[True, F, width]](
+                    put_straight[tile](largest.cast[F](), part.skew, lane)
+                )
+            else:
+                m = D.of_chains[combine_columns[True, dtype, width]](
+                    largest
+                ).cast[F]()
+            var straight_m = m
+            m = put_askew[tile](m, part.skew, lane)
             var scale = Scale[exact, width](m)
             var sum = Sum[F, width]()
             comptime for i in range(0, ROUNDS, UNROLL):
@@ -275,11 +290,14 @@ def resident_grid_strided_kernel[
                     terms = e if j == i else terms + e
                 add[exact](sum, terms)
             var d = D.of_chains[combine_columns[False, F, width]](
-                sum.value - sum.excess
+                put_straight[tile](sum.value - sum.excess, part.skew, lane)
             )
             if meeting.leave(
                 turn,
-                Pair(m, d * scale.quick_factor()),
+                Pair(
+                    straight_m,
+                    d * Scale[exact, width](straight_m).quick_factor(),
+                ),
                 thread // WARP_SIZE,
                 lane,
             ):
@@ -317,7 +335,7 @@ def grid_column_units(n: Int, queue: Queue) raises -> Int:
 
 
 def resident_grid_strided[
-    dtype: DType, T: RowTarget, //, finish: Finish, dealt: Bool
+    dtype: DType, T: RowTarget, //, finish: Finish, tile: Tile
 ](y: T, x: Source[dtype], rows: Rows, units: Int, queue: Queue) raises:
     """Launches `resident_grid_strided_kernel`.
 
@@ -325,7 +343,7 @@ def resident_grid_strided[
         dtype: Dtype of the logits.
         T: Where results go.
         finish: What of each element is written.
-        dealt: As of `StridedPart`.
+        tile: A team's columns, of `LANES` vectors.
 
     Args:
         y: Results.
@@ -334,12 +352,11 @@ def resident_grid_strided[
         units: How many units each of them is dealt out as: what `grid_column_units` returns.
         queue: Where kernels are launched.
     """
-    comptime width = VECTOR_BYTES // size_of[dtype]()
-    var strips = ceildiv(rows.count(), LANES * width)
-    var size = ColumnBoard[LANES * width // WARP_SIZE].size(strips, units)
+    var strips = tile.count(rows)
+    var size = ColumnBoard[tile.columns() // WARP_SIZE].size(strips, units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
-    queue.launch[resident_grid_strided_kernel[dtype, T, finish, width, dealt]](
+    queue.launch[resident_grid_strided_kernel[dtype, T, finish, tile]](
         y,
         x,
         memory.pointer,

@@ -18,7 +18,7 @@ from ..queue import Queue
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.slots import fetch_vector, wait_for_vectors
 from .hardware.tree_reduction import Shared
-from .partition.deal import COLUMN_THREADS
+from .partition.deal import COLUMN_THREADS, Tile
 from .resident_strided import resident_columns
 from .tuning import Strip
 
@@ -28,7 +28,7 @@ from .tuning import Strip
     `nvvm.minctasm`=SIMDLength(t.blocks),
 )
 def resident_panel_kernel[
-    dtype: DType, finish: Finish, t: Strip, width: Int, dealt: Bool
+    dtype: DType, finish: Finish, t: Strip, tile: Tile
 ](
     y: Target[dtype],
     x: Source[dtype],
@@ -43,8 +43,7 @@ def resident_panel_kernel[
         dtype: Dtype of both tensors, of 4 bytes or 2.
         finish: Which of them.
         t: How columns are held, by a block in its registers.
-        width: As of `resident_strided_kernel`.
-        dealt: The same.
+        tile: As of `resident_strided_kernel`, not skewed.
 
     Args:
         y: Results; may be the memory of `x`.
@@ -73,7 +72,7 @@ def resident_panel_kernel[
     var memory = Shared[Scalar[dtype]](
         unsafe_from_address=unseen(Int(panel))
     ).address_space_cast[AddressSpace.GENERIC]()
-    resident_columns[finish, t, width, dealt, of_block=True](
+    resident_columns[finish, t, tile, of_block=True](
         MemoryTarget(memory),
         MemorySource(Source[dtype](memory)),
         nowhere[dtype](),
@@ -141,9 +140,7 @@ def _write[
         to[unsafe_offset=last] = panel[unsafe_offset=last]
 
 
-def panel_outers[
-    t: Strip, width: Int, dealt: Bool
-](rows: Rows, size: Int) -> Int:
+def panel_outers[tile: Tile](rows: Rows, size: Int) -> Int:
     """Returns how many outer indices a panel has, 0 where `resident_strided` is faster: where so much lies side by side that few reads are wasted.
 
     On an H100, µs by panels (without): 262144×8×5 of float32 30.6 (76.6), 30000×64×3 28.0 (37.0), but 32768×16×17 35.3 (26.4) and 16384×100×9 53.1 (48.2);
@@ -151,34 +148,31 @@ def panel_outers[
     16.4 (23.4), but 1048576×2×8 of bfloat16 33.2 (26.8). Larger panels, of which each block asked for its next one before it took the columns of one, were slower.
 
     Parameters:
-        t: How columns are held.
-        width: Columns a vector.
-        dealt: Whether they are dealt.
+        tile: A block's columns.
 
     Args:
         rows: Rows along the middle axis.
         size: Bytes of an element.
     """
+    comptime dealt = tile.is_dealt()
     var most = 32 if dealt else VECTOR_BYTES
     if (
         rows.n < 4
         or rows.inner * size > most
-        and not (dealt and t.lanes <= 8 and size == 2)
+        and not (dealt and tile.lanes <= 8 and size == 2)
     ):
         return 0
-    return t.lanes * width // rows.inner
+    return tile.columns() // rows.inner
 
 
 def resident_panel[
-    dtype: DType, //, finish: Finish, t: Strip, width: Int, dealt: Bool
+    dtype: DType, //, finish: Finish, t: Strip, tile: Tile
 ](
     y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue, together: Int
 ) raises:
     """Launches `resident_panel_kernel`, whose parameters and arguments these are, with a block for each panel.
     """
-    queue.launch[
-        resident_panel_kernel[dtype, finish, t.kernel(), width, dealt]
-    ](
+    queue.launch[resident_panel_kernel[dtype, finish, t.kernel(), tile]](
         y,
         x,
         Int64(rows.outer),

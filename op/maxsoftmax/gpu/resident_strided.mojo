@@ -24,7 +24,7 @@ from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
-from .partition.deal import COLUMN_THREADS, Targets
+from .partition.deal import Tile
 from .partition.strided import (
     is_exact,
     Scratch,
@@ -34,7 +34,6 @@ from .partition.strided import (
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, kept_dtype, wait_after
-from .hardware.tree_reduction import Shared
 from .hardware.team import greater, largest_lane, maximum, total
 from .partition.pair import add, end
 from .hardware.warp_reduction import lanes_reduce
@@ -45,16 +44,11 @@ comptime GROUP = 4
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(tile.threads)),
     `nvvm.minctasm`=SIMDLength(t.blocks),
 )
 def resident_strided_kernel[
-    S: RowSource,
-    T: RowTarget,
-    finish: Finish,
-    t: Strip,
-    width: Int,
-    dealt: Bool,
+    S: RowSource, T: RowTarget, finish: Finish, t: Strip, tile: Tile
 ](
     y: T,
     x: S,
@@ -69,8 +63,7 @@ def resident_strided_kernel[
 
     - `S`: Where logits come from, of 4 bytes or 2.
     - `t`: How columns are held, at most 32 vectors of them by a cluster.
-    - `width`: Columns a vector: of logits in memory as many as have 16 bytes, or 1 if not slotted.
-    - `dealt`: As of `StridedPart`, of logits in memory.
+    - `tile`: The block's columns: of logits in memory vectors of 16 bytes, or of one column if not slotted.
 
     Args:
         y: Results; may be the same memory as `x`.
@@ -82,7 +75,7 @@ def resident_strided_kernel[
         share: Positions that a block takes.
         zero: As for `anew`.
     """
-    resident_columns[finish, t, width, dealt](
+    resident_columns[finish, t, tile](
         y, x, other, columns, inner, n, share, zero
     )
 
@@ -94,8 +87,7 @@ def resident_columns[
     //,
     finish: Finish,
     t: Strip,
-    width: Int,
-    dealt: Bool,
+    tile: Tile,
     of_block: Bool = False,
 ](
     y: T,
@@ -111,7 +103,8 @@ def resident_columns[
 
     - `of_block`: Whether the tensor is this block's alone, and has no more columns than it takes.
     """
-    comptime lanes = t.lanes
+    comptime lanes = tile.lanes
+    comptime width = tile.width
     comptime vectors = t.vectors
     comptime slotted = t.slotted
     comptime clustered = t.is_cluster()
@@ -122,7 +115,7 @@ def resident_columns[
     comptime loaded = S.Column.loaded
     comptime Raw = SIMD[loaded, width]
     comptime Vector = SIMD[DType.float32, width]
-    comptime Kept = Slots[kept_dtype[S.elements](), COLUMN_THREADS, width]
+    comptime Kept = Slots[kept_dtype[S.elements](), tile.threads, width]
     comptime exact = is_exact[S, T, finish]()
     comptime Unit = Scale[exact, width]
     # What is needed again is kept in place of the logits, where there is room for it.
@@ -144,13 +137,9 @@ def resident_columns[
         lanes * width
     )
     comptime G = Gradient[log, exact, F, width]
-    var maxima = Scratch[lanes, width, dealt]()
-    var sums = maxima
-    comptime if not gradient:
-        sums = Scratch[lanes, width, dealt]()
     var thread = Int(thread_idx.x)
     var cluster = Cluster[clustered, numbers]()
-    var part = StridedPart[lanes, width, S.in_memory, dealt](
+    var part = StridedPart[tile, S.in_memory](
         0 if of_block else UInt32(cluster.index),
         columns,
         inner,
@@ -159,6 +148,10 @@ def resident_columns[
         UInt32(cluster.rank),
         share,
     )
+    var maxima = Scratch[tile](part.skew)
+    var sums = maxima
+    comptime if not gradient:
+        sums = Scratch[tile](part.skew)
     var source = part.source(x)
     var upstream = source
     comptime if gradient:
@@ -173,7 +166,7 @@ def resident_columns[
     var slots = Kept()
     comptime if copied:
         for i in range(vectors, last):
-            var to = rebind[Slots[loaded, COLUMN_THREADS, width]](slots)
+            var to = rebind[Slots[loaded, tile.threads, width]](slots)
             source.fetch(to, inputs * (i - vectors), i)
             comptime if gradient:
                 upstream.fetch(to, inputs * (i - vectors) + 1, i)
@@ -342,40 +335,26 @@ def resident_columns[
         barrier()
     var target = part.target(y)
     target.forget()
-    comptime To = Targets[T.Column, lanes, width, dealt]
-    comptime Room = Shared[Scalar[To.stored]]
-    # A warp's slot that has been taken is room for results on their way.
-    comptime in_slot = slotted and To.in_pieces and loaded == To.stored
-    comptime if in_slot:
-        target.through(rebind[Room](slots.of_warp(0)))
-    elif not (slotted or of_block):
-        target.through_own_room()
-    comptime for of_slots in [in_slot, not in_slot]:
-        comptime if not of_slots:
-            comptime for j in range(held):
-                var i = j if j < vectors else last
-                if part.has(i):
-                    comptime if gradient and (loaded != F or log):
-                        # Widened, or with their exponentials, they would be kept in twice the registers.
-                        raw[j] = anew(raw[j], secret)
-                        others[j] = anew(others[j], secret)
-                    target.store(
-                        i,
-                        finished[in_registers](raw[j], others[j]),
-                        part.left(i),
-                    )
-        elif slotted:
-            for i in range(vectors, last):
-                if copied or part.has(i):
-                    var slot = inputs * (i - vectors)
-                    comptime if in_slot:
-                        target.room = rebind[Room](slots.of_warp(slot))
-                    target.store(
-                        i,
-                        finished[in_slots](
-                            slots.take(slot), slots.take(slot + inputs - 1)
-                        ),
-                    )
+    comptime for j in range(held):
+        var i = j if j < vectors else last
+        if part.has(i):
+            comptime if gradient and (loaded != F or log):
+                # Widened, or with their exponentials, they would be kept in twice the registers.
+                raw[j] = anew(raw[j], secret)
+                others[j] = anew(others[j], secret)
+            target.store(
+                i, finished[in_registers](raw[j], others[j]), part.left(i)
+            )
+    comptime if slotted:
+        for i in range(vectors, last):
+            if copied or part.has(i):
+                var slot = inputs * (i - vectors)
+                target.store(
+                    i,
+                    finished[in_slots](
+                        slots.take(slot), slots.take(slot + inputs - 1)
+                    ),
+                )
     comptime if slotted and S.is_causal:
         # Of what takes no part.
         for i in range(last, part.rounds()):
@@ -394,37 +373,30 @@ def resident_strided[
     //,
     finish: Finish,
     t: Strip,
-    width: Int,
-    dealt: Bool,
+    tile: Tile,
 ](
     y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue, room: Int
 ) raises:
-    """Launches `resident_strided_kernel`, whose parameters and arguments these are, with a block or a cluster for every `t.lanes` vectors of
-    columns.
+    """Launches `resident_strided_kernel`, whose parameters and arguments these are, with a block or a cluster for every tile of columns.
 
-    - `rows`: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors of `width`, and `rows.inner` is a multiple
-      of it.
+    - `rows`: Rows along any axis; unless columns are dealt, `x` and `y` can be had in vectors, and `rows.inner` is a multiple of one, or columns are
+      skewed.
     - `room`: Positions that a block has room for.
     """
-    comptime deep = COLUMN_THREADS // t.lanes
+    comptime deep = tile.deep()
     var blocks = t.cluster_blocks(rows.n, room)
     var share = ceildiv(rows.n, blocks)
     var bytes = 0
     comptime if t.slotted:
         # The last round of copied ones is always in registers.
-        var rounds = share // deep if S.in_memory else ceildiv(share, deep)
+        var rounds = ceildiv(share, deep) - (1 if S.in_memory else 0)
         bytes = (
-            max(0, rounds - t.vectors) * _slot_bytes[S](width) * finish.inputs()
+            max(0, rounds - t.vectors) * _slot_bytes[S](tile) * finish.inputs()
         )
-        comptime if dealt:
-            # Of the registers' results, too, some are on their way.
-            bytes = max(bytes, _slot_bytes[S](width))
     var cluster: Optional[Dim] = None
     comptime if t.is_cluster():
         cluster = Dim(blocks, 1, 1)
-    queue.launch[
-        resident_strided_kernel[S, T, finish, t.kernel(), width, dealt]
-    ](
+    queue.launch[resident_strided_kernel[S, T, finish, t.kernel(), tile]](
         y,
         x,
         other,
@@ -433,71 +405,68 @@ def resident_strided[
         Int64(rows.n),
         Int64(share),
         UInt32(0),
-        grid_dim=ceildiv(rows.count(), t.lanes * width) * blocks,
-        block_dim=COLUMN_THREADS,
+        grid_dim=tile.count(rows) * blocks,
+        block_dim=tile.threads,
         shared_mem_bytes=bytes,
         cluster_dim=cluster,
         attributes=pdl_attributes(),
     )
 
 
-def resident_room[S: RowSource, finish: Finish](t: Strip, width: Int) -> Int:
+def resident_room[S: RowSource, finish: Finish](t: Strip, tile: Tile) -> Int:
     """Returns how many positions fit in a block, for use at compile time.
 
     Args:
         t: How columns are held.
-        width: Columns a vector.
+        tile: A block's columns.
     """
     if t.up_to != HAS_ROOM:
         return t.up_to
     comptime gpu = DeviceContext.default_device_info
     # Maxima and sums, or sums.
     var kinds = 3 - finish.inputs()
-    var static = kinds * scratch_bytes(t.lanes, width)
+    var static = kinds * scratch_bytes(tile)
     if has_clusters():
-        static += kinds * PORTABLE_BLOCKS * t.lanes * width * 4
+        static += kinds * PORTABLE_BLOCKS * tile.columns() * 4
     # The driver keeps 1 KiB of each block's, and alignment takes its part.
     var left = max(
         0, gpu.shared_memory_per_multiprocessor // t.blocks - static - 1280
     )
-    var rounds = t.vectors + left // (finish.inputs() * _slot_bytes[S](width))
-    var deep = COLUMN_THREADS // t.lanes
+    var rounds = t.vectors + left // (finish.inputs() * _slot_bytes[S](tile))
+    var deep = tile.deep()
     # The last round of copied ones is always in registers.
-    return (rounds + 1) * deep - 1 if S.in_memory else rounds * deep
+    return (rounds + 1 if S.in_memory else rounds) * deep
 
 
-def _slot_bytes[S: RowSource](width: Int) -> Int:
+def _slot_bytes[S: RowSource](tile: Tile) -> Int:
     """Returns the shared memory for one vector of each thread of a block."""
-    return COLUMN_THREADS * width * size_of[kept_dtype[S.elements]()]()
+    return tile.threads * tile.width * size_of[kept_dtype[S.elements]()]()
 
 
 @inline(.always)
 def exchanged[
     real: Bool,
     numbers: Int,
-    lanes: Int,
-    width: Int,
-    dealt: Bool,
+    tile: Tile,
     //,
     exact: Bool,
     of_pairs: Bool,
 ](
     cluster: Cluster[real, numbers],
-    maxima: Scratch[lanes, width, dealt],
-    sums: Scratch[lanes, width, dealt],
+    maxima: Scratch[tile],
+    sums: Scratch[tile],
     thread: Int,
-) -> Pair[width]:
+) -> Pair[tile.width]:
     """Returns the pairs of whole rows, or their sums in the place of pairs' sums: the same bits for every thread of a lane in all of the
     cluster.
 
-    Eight threads have a column, or two of sums: each combines the block's eight sums, sends two numbers to another block, and then
-    combines what eight blocks have sent.
+    As many threads as the block has rows of sums have a column, or two of sums: each combines the block's sums, eight or more, and sends two numbers to another
+    block. Then eight combine what eight blocks have sent.
 
     Parameters:
         real: As of `Cluster`.
         numbers: Twos of numbers that each block sends to each.
-        lanes: Vectors of columns that the cluster takes.
-        width: Columns a vector.
+        tile: The block's columns.
         exact: Of the scale that the sums are in.
         of_pairs: Whether there are maxima.
 
@@ -505,13 +474,14 @@ def exchanged[
     - `maxima`: With the columns' maxima in its first row.
     - `sums`: With the sums of each warp.
     """
-    comptime all = numbers * PORTABLE_BLOCKS
-    comptime assert Scratch[lanes, width, dealt].rows == PORTABLE_BLOCKS
-    var block = thread % PORTABLE_BLOCKS
+    comptime threads = tile.threads
+    comptime rows = Scratch[tile].rows
+    comptime assert rows >= PORTABLE_BLOCKS
+    var block = thread % rows
     cluster.open(cluster.blocks * numbers)
-    comptime for start in range(0, all, COLUMN_THREADS):
-        if start + thread < all:
-            var i = (start + thread) // PORTABLE_BLOCKS
+    comptime for start in range(0, numbers * rows, threads):
+        if start + thread < numbers * rows:
+            var i = (start + thread) // rows
             var at = 2 * (cluster.rank * numbers + i)
             comptime if of_pairs:
                 var d = sums.column[False](i, thread)
@@ -523,7 +493,9 @@ def exchanged[
                 if block < cluster.blocks:
                     cluster.send(block, at, a, b)
     cluster.close()
-    comptime for start in range(0, all, COLUMN_THREADS):
+    comptime all = numbers * PORTABLE_BLOCKS
+    block = thread % PORTABLE_BLOCKS
+    comptime for start in range(0, all, threads):
         if start + thread < all:
             var i = (start + thread) // PORTABLE_BLOCKS
             var slot = cluster.mailbox.unsafe_offset(2 * (block * numbers + i))
@@ -555,4 +527,4 @@ def exchanged[
     comptime if of_pairs:
         return Pair(sums.take(0, thread), sums.take(1, thread))
     else:
-        return Pair[width](0, sums.take(0, thread))
+        return Pair[tile.width](0, sums.take(0, thread))

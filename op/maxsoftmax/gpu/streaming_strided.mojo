@@ -29,7 +29,7 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES
 from .hardware.cluster import Pair
-from .partition.deal import COLUMN_THREADS, Deal, Sources
+from .partition.deal import COLUMN_THREADS, Deal, Sources, Tile, Way
 from .partition.row import again
 from .partition.strided import is_exact, Scratch, StridedPart
 from .hardware.pdl import pdl_wait, pdl_attributes
@@ -60,10 +60,10 @@ struct Units(TrivialRegisterPassable):
     """Columns of a tile."""
 
     @inline(.always)
-    def at(self, unit: Int, tile: Int) -> Floats:
+    def at(self, unit: Int, index: Int) -> Floats:
         """Returns where those of a tile begin."""
         return self.first.unsafe_offset(
-            (unit * self.tiles + tile) * self.columns
+            (unit * self.tiles + index) * self.columns
         )
 
     @inline(.always)
@@ -73,16 +73,16 @@ struct Units(TrivialRegisterPassable):
 
     @inline(.always)
     def part[
-        lanes: Int, width: Int, dealt: Bool
-    ](self, thread: Int, tile: Int) -> StridedPart[lanes, width, True, dealt]:
+        tile: Tile
+    ](self, thread: Int, index: Int) -> StridedPart[tile, True]:
         """Returns what a thread takes of a tile of them, as of `Deal`: units are its positions.
         """
         var all = Int64(self.tiles * self.columns)
         var units = Int64(self.units)
-        return {UInt32(tile), all, all, units, thread, 0, units}
+        return {UInt32(index), all, all, units, thread, 0, units}
 
 
-struct Running[summed: Finish, exact: Bool, width: Int](
+struct Running[summed: Finish, exact: Bool, tile: Tile](
     TrivialRegisterPassable
 ):
     """What a thread has seen of its columns.
@@ -90,9 +90,10 @@ struct Running[summed: Finish, exact: Bool, width: Int](
     Parameters:
         summed: What is summed: `Finish.PAIR`, or what a gradient needs.
         exact: Of the scale of their exponentials.
-        width: How many columns.
+        tile: A block's columns.
     """
 
+    comptime width = Self.tile.width
     comptime of_gradient = Self.summed.is_gradient()
     comptime S = Scale[Self.exact, Self.width]
     comptime Values = SIMD[DType.float32, Self.width]
@@ -113,10 +114,10 @@ struct Running[summed: Finish, exact: Bool, width: Int](
 
     @inline(.always)
     def add[
-        Column: SourceColumn, lanes: Int, dealt: Bool, //
+        Column: SourceColumn, //
     ](
         mut self,
-        source: Sources[Column, lanes, Self.width, dealt],
+        source: Sources[Column, Self.tile],
         raw: Array[SIMD[Column.loaded, Self.width], UNROLL],
         others: Array[SIMD[Column.loaded, Self.width], UNROLL],
     ):
@@ -153,82 +154,101 @@ struct Running[summed: Finish, exact: Bool, width: Int](
         add[Self.exact](self.d, terms)
 
     @inline(.always)
-    def leave[
-        lanes: Int, dealt: Bool
-    ](self, to: Units, thread: Int, unit: Int, tile: Int):
+    def leave(
+        self, to: Units, part: StridedPart, thread: Int, unit: Int, index: Int
+    ):
         """Leaves what the threads of each column have seen, as of `Deal`. Every thread of the block calls this, once.
         """
-        comptime D = Deal[lanes, Self.width, dealt]
-        comptime Shared = Scratch[lanes, Self.width, dealt]
+        comptime D = Deal[Self.tile]
+        var mine = to.at(unit, index)
         comptime if Self.of_gradient:
-            var sum = Shared().reduce[False](thread, self.d.value)
+            var sums = Scratch[Self.tile](part.skew)
+            var sum = sums.reduce[False](thread, self.d.value)
             if D.chain(thread) == 0:
-                D.store(to.at(unit, tile), thread, sum)
+                D.store(mine, thread, sums.straight(thread, sum))
         else:
-            var maxima = Shared()
-            var sums = Shared()
+            var maxima = Scratch[Self.tile](part.skew)
+            var sums = Scratch[Self.tile](part.skew)
             var all = maxima.reduce[True](thread, self.m)
             var sum = sums.reduce[False](
                 thread, Pair(self.m, self.d.value).sum_over(Self.S(all))
             )
             if D.chain(thread) == 0:
-                var mine = to.at(unit, tile)
-                D.store(mine, thread, all)
-                D.store(mine.unsafe_offset(to.size()), thread, sum)
+                D.store(mine, thread, maxima.straight(thread, all))
+                D.store(
+                    mine.unsafe_offset(to.size()),
+                    thread,
+                    sums.straight(thread, sum),
+                )
 
     @staticmethod
     @inline(.always)
-    def merged[
-        lanes: Int, dealt: Bool
-    ](units: Units, thread: Int, tile: Int) -> Pair[Self.width]:
+    def merged(
+        units: Units, part: StridedPart, thread: Int, index: Int
+    ) -> Pair[Self.width]:
         """Returns what all units have left of a thread's columns, of a gradient as the sum. Every thread of the block calls this, once.
         """
         comptime nothing = Self.Values(neg_inf[DType.float32]())
-        var maxima = Scratch[lanes, Self.width, dealt]()
+        var maxima = Scratch[Self.tile](0)
         var sums = maxima
         comptime if not Self.of_gradient:
-            sums = Scratch[lanes, Self.width, dealt]()
-        var part = units.part[lanes, Self.width, dealt](thread, tile)
-        var of_m = part.source(MemorySource(units.first))
+            sums = Scratch[Self.tile](0)
+        var of_units = units.part[Self.tile.straight()](thread, index)
+        var first = of_units.source(MemorySource(units.first))
+
+        @inline(.always)
+        def of_unit(
+            source: type_of(first), i: Int, others: Self.Values
+        ) {imm} -> Self.Values:
+            """Returns what unit `i` has left in one of the two halves."""
+            return rebind[Self.Values](
+                source.load(
+                    i,
+                    of_units.left(i),
+                    rebind[SIMD[DType.float32, Self.tile.straight().width]](
+                        others
+                    ),
+                )
+            )
+
         var i = 0
         comptime if Self.of_gradient:
             var sum = Sum[DType.float32, Self.width]()
-            while part.has(i):
-                add[Self.exact](sum, of_m.load(i, part.left(i), Self.Values(0)))
+            while of_units.has(i):
+                add[Self.exact](sum, of_unit(first, i, 0))
                 i += 1
-            return Pair(Self.Values(0), sums.reduce[False](thread, sum.value))
+            var all = sums.reduce[False](thread, sum.value)
+            return Pair(Self.Values(0), sums.skewed(part.skew, thread, all))
         else:
-            var of_d = part.source(
+            var second = of_units.source(
                 MemorySource(units.first.unsafe_offset(units.size()))
             )
             var m = nothing
-            while part.has(i):
-                m = maximum(m, of_m.load(i, part.left(i), nothing))
+            while of_units.has(i):
+                m = maximum(m, of_unit(first, i, nothing))
                 i += 1
             m = maxima.reduce[True](thread, m)
             var scale = Self.S(m)
             var d = Self.Values(0)
             i = 0
-            while part.has(i):
+            while of_units.has(i):
                 d += Pair(
-                    of_m.load(i, part.left(i), nothing),
-                    of_d.load(i, part.left(i), Self.Values(0)),
+                    of_unit(first, i, nothing), of_unit(second, i, 0)
                 ).sum_over(scale)
                 i += 1
-            return Pair(m, sums.reduce[False](thread, d))
+            d = sums.reduce[False](thread, d)
+            return Pair(
+                maxima.skewed(part.skew, thread, m),
+                sums.skewed(part.skew, thread, d),
+            )
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(min_blocks[S](summed, width, writes=False)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(tile.threads)),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](summed, tile, writes=False)),
 )
 def streaming_units_kernel[
-    S: RowSource,
-    summed: Finish,
-    exact: Bool,
-    lanes: Int,
-    width: Int,
-    dealt: Bool,
+    S: RowSource, summed: Finish, exact: Bool, tile: Tile
 ](
     sums: Floats,
     x: S,
@@ -246,9 +266,7 @@ def streaming_units_kernel[
         S: Where logits come from, or results whose logits' gradient is wanted: of 4 bytes or 2.
         summed: As of `Running`.
         exact: The same.
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector.
-        dealt: As of `StridedPart`, of elements in memory.
+        tile: A block's columns.
 
     Args:
         sums: Where what they sum to goes.
@@ -261,15 +279,15 @@ def streaming_units_kernel[
         length: Positions of a unit.
         units: How many units there are.
     """
-    comptime Raw = SIMD[S.Column.loaded, width]
+    comptime Raw = SIMD[S.Column.loaded, tile.width]
     comptime gradient = summed.is_gradient()
-    comptime at_once = dealt and not gradient
+    comptime at_once = tile.way != Way.VECTORS and not gradient
     comptime filler = Raw(0) if gradient else Raw(neg_inf[S.Column.loaded]())
     var thread = Int(thread_idx.x)
     var unit = UInt32(block_idx.x) // UInt32(tiles)
-    var tile = UInt32(block_idx.x) - unit * UInt32(tiles)
-    var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile, columns, inner, n, thread, unit, length
+    var index = UInt32(block_idx.x) - unit * UInt32(tiles)
+    var part = StridedPart[tile, S.in_memory](
+        index, columns, inner, n, thread, unit, length
     )
     var source = part.source(x)
     var upstream = source
@@ -278,7 +296,7 @@ def streaming_units_kernel[
     comptime if S.is_causal:
         part = part.before(source.length(Int(n)))
     pdl_wait()
-    var running = Running[summed, exact, width]()
+    var running = Running[summed, exact, tile]()
     var i = 0
     while part.has(i):
         var raw = Array[Raw, UNROLL](fill=filler)
@@ -296,25 +314,21 @@ def streaming_units_kernel[
                         others[j] = upstream.load(i + j, left, others[j])
         running.add(source, raw, others)
         i += UNROLL
-    running.leave[lanes, dealt](
-        Units(sums, Int(units), Int(tiles), lanes * width),
+    running.leave(
+        Units(sums, Int(units), Int(tiles), tile.columns()),
+        part,
         thread,
         Int(unit),
-        Int(tile),
+        Int(index),
     )
 
 
 @__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(COLUMN_THREADS)),
-    `nvvm.minctasm`=SIMDLength(min_blocks[S](finish, width, writes=True)),
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(tile.threads)),
+    `nvvm.minctasm`=SIMDLength(min_blocks[S](finish, tile, writes=True)),
 )
 def streaming_results_kernel[
-    S: RowSource,
-    T: RowTarget,
-    finish: Finish,
-    lanes: Int,
-    width: Int,
-    dealt: Bool,
+    S: RowSource, T: RowTarget, finish: Finish, tile: Tile
 ](
     y: T,
     x: S,
@@ -335,10 +349,11 @@ def streaming_results_kernel[
     """
     comptime exact = is_exact[S, T, finish]()
     comptime gradient = finish.is_gradient()
-    comptime at_once = dealt and not gradient
+    comptime at_once = tile.way != Way.VECTORS and not gradient
     comptime F = DType.float32
-    comptime Raw = SIMD[S.Column.loaded, width]
+    comptime Raw = SIMD[S.Column.loaded, tile.width]
     comptime filler = Raw(0) if gradient else Raw(neg_inf[S.Column.loaded]())
+    comptime width = tile.width
     comptime G = Gradient[
         finish == Finish.GRADIENT_OF_LOGARITHMS, exact, F, width
     ]
@@ -346,17 +361,20 @@ def streaming_results_kernel[
     # The last block's work is done first.
     var block = UInt32(grid_dim.x) - 1 - UInt32(block_idx.x)
     var span = block // UInt32(tiles)
-    var tile = block - span * UInt32(tiles)
-    var part = StridedPart[lanes, width, S.in_memory, dealt](
-        tile, columns, inner, n, thread, span, share
+    var index = block - span * UInt32(tiles)
+    var part = StridedPart[tile, S.in_memory](
+        index, columns, inner, n, thread, span, share
     )
     var source = part.source(x)
     var upstream = source
     comptime if gradient:
         upstream = part.source(rebind[S](MemorySource(other)))
     pdl_wait()
-    var pair = Running[finish, exact, width].merged[lanes, dealt](
-        Units(sums, Int(units), Int(tiles), lanes * width), thread, Int(tile)
+    var pair = Running[finish, exact, tile].merged(
+        Units(sums, Int(units), Int(tiles), tile.columns()),
+        part,
+        thread,
+        Int(index),
     )
     comptime if not S.in_memory:
         if not part.is_there:
@@ -374,7 +392,6 @@ def streaming_results_kernel[
         factor = end[finish, exact](pair, x.is_masked())
 
     var target = part.target(y)
-    target.through_own_room()
     var read = part
     comptime if S.is_causal:
         read = part.before(source.length(Int(n)))
@@ -408,15 +425,13 @@ def streaming_results_kernel[
 
 def min_blocks[
     S: RowSource
-](finish: Finish, width: Int, *, writes: Bool) -> Int:
+](finish: Finish, tile: Tile, *, writes: Bool) -> Int:
     """Returns how many blocks a multiprocessor is to hold."""
-    if finish.is_gradient():
-        return Tuned.strip_readers
     comptime size = size_of[S.elements]()
-    var blocks = Tuned.strip_blocks(size > 2, S.in_memory, width, writes)
-    # Of memory, wider vectors than can be read at a time are two.
-    var are_two = S.in_memory and width * size > VECTOR_BYTES
-    return ceildiv(blocks, 2) if are_two else blocks
+    var blocks = Tuned.strip_readers
+    if not finish.is_gradient():
+        blocks = Tuned.strip_blocks(size > 2, S.in_memory, tile.width, writes)
+    return blocks * COLUMN_THREADS // tile.threads
 
 
 def unit_length(n: Int) -> Int:
@@ -427,11 +442,11 @@ def unit_length(n: Int) -> Int:
     return length
 
 
-def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
+def span_length[tile: Tile](n: Int, tiles: Int, multiprocessors: Int) -> Int:
     """Returns how many positions a block takes.
 
     Parameters:
-        lanes: Vectors of columns that it takes.
+        tile: Its columns.
 
     Args:
         n: Positions.
@@ -439,9 +454,10 @@ def span_length[lanes: Int](n: Int, tiles: Int, multiprocessors: Int) -> Int:
         multiprocessors: How many the GPU has.
     """
     # As many as the GPU holds at a time, or several times as many: in between, some would work alone at the end.
-    var held = multiprocessors * Tuned.strip_readers
+    comptime readers = Tuned.strip_readers * COLUMN_THREADS // tile.threads
+    var held = multiprocessors * readers
     var spans = held // tiles if held >= 4 * tiles else ceildiv(4 * held, tiles)
-    return ceildiv(n, min(spans, ceildiv(n, COLUMN_THREADS // lanes * UNROLL)))
+    return ceildiv(n, min(spans, ceildiv(n, tile.deep() * UNROLL)))
 
 
 def streaming_strided[
@@ -449,25 +465,22 @@ def streaming_strided[
     T: RowTarget,
     //,
     finish: Finish,
-    lanes: Int,
-    width: Int,
-    dealt: Bool,
+    tile: Tile,
 ](y: T, x: S, other: Source[S.elements], rows: Rows, queue: Queue) raises:
     """Launches the two kernels, whose parameters and arguments these are. `y` is not in the memory of `x` or `other`.
 
-    - `rows`: Rows along any axis; unless columns are dealt, all tensors can be had in vectors of `width`, and `rows.inner` is a multiple
-      of it.
+    - `rows`: Rows along any axis; unless columns are dealt, all tensors can be had in vectors, and `rows.inner` is a multiple of one, or columns are skewed.
     """
     comptime summed = finish if finish.is_gradient() else Finish.PAIR
     comptime numbers = 1 if finish.is_gradient() else 2
-    var tiles = ceildiv(rows.count(), lanes * width)
+    var tiles = tile.count(rows)
     var length = unit_length(rows.n)
     var units = ceildiv(rows.n, length)
     var memory = queue.scratch[DType.float32](
-        numbers * units * tiles * lanes * width
+        numbers * units * tiles * tile.columns()
     )
     comptime exact = is_exact[S, T, finish]()
-    queue.launch[streaming_units_kernel[S, summed, exact, lanes, width, dealt]](
+    queue.launch[streaming_units_kernel[S, summed, exact, tile]](
         memory.pointer,
         x,
         other,
@@ -478,14 +491,14 @@ def streaming_strided[
         Int64(length),
         Int64(units),
         grid_dim=tiles * units,
-        block_dim=COLUMN_THREADS,
+        block_dim=tile.threads,
         attributes=pdl_attributes(),
     )
     # Of pairs there is nothing to write but by the first.
     var share = rows.n
     comptime if finish != Finish.PAIR:
-        share = span_length[lanes](rows.n, tiles, queue.sm_count())
-    queue.launch[streaming_results_kernel[S, T, finish, lanes, width, dealt]](
+        share = span_length[tile](rows.n, tiles, queue.sm_count())
+    queue.launch[streaming_results_kernel[S, T, finish, tile]](
         y,
         x,
         other,
@@ -497,7 +510,7 @@ def streaming_strided[
         Int64(share),
         Int64(units),
         grid_dim=tiles * ceildiv(rows.n, share),
-        block_dim=COLUMN_THREADS,
+        block_dim=tile.threads,
         attributes=pdl_attributes(),
     )
     _ = memory^

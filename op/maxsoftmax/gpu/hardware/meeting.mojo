@@ -4,29 +4,26 @@ from std.sys import inlined_assembly, is_nvidia_gpu
 from max.gpu import WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES
-from ..partition.deal import Deal
+from ..partition.deal import Deal, Tile
 from .board import bits_of
 from .cluster import Pair
 from .column_board import ColumnBoard
 from .tree_reduction import Shared
 
 
-struct Meeting[warps: Int, lanes: Int, width: Int, dealt: Bool](
-    TrivialRegisterPassable
-):
+struct Meeting[tile: Tile](TrivialRegisterPassable):
     """Where the warps of a team leave what their parts of a unit sum to, and one of them finds it, another one each time.
 
     There is room for two units: whoever leaves the next but one has met all others after they left the next.
 
     Parameters:
-        warps: Warps a team.
-        lanes: As of `Deal`.
-        width: The same.
-        dealt: The same.
+        tile: A team's columns.
     """
 
-    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
-    comptime columns = Self.lanes * Self.width
+    comptime D = Deal[Self.tile]
+    comptime warps = Self.tile.threads // WARP_SIZE
+    """Warps a team."""
+    comptime columns = Self.tile.columns()
     comptime room = Self.warps * Self.columns
     """Words of a unit."""
 
@@ -48,7 +45,7 @@ struct Meeting[warps: Int, lanes: Int, width: Int, dealt: Bool](
 
     @inline(.always)
     def leave(
-        self, turn: Int, pair: Pair[Self.width], warp_index: Int, lane: Int
+        self, turn: Int, pair: Pair[Self.tile.width], warp_index: Int, lane: Int
     ) -> Bool:
         """Leaves what this warp's part of a unit sums to, waits until all of the team have, and returns whether this warp is to take it. All warps of
         the team call this.
@@ -63,13 +60,13 @@ struct Meeting[warps: Int, lanes: Int, width: Int, dealt: Bool](
         var mine = self.words.unsafe_offset(
             turn % 2 * Self.room + warp_index * Self.columns
         )
-        comptime if Self.dealt:
+        comptime if Self.tile.is_dealt():
             comptime for c in range(Self.D.columns):
                 mine[unsafe_offset=Self.D.column(lane, c)] = bits[
                     c * Self.D.chains
                 ]
         else:
-            if lane < Self.lanes:
+            if lane < Self.tile.lanes:
                 mine.unsafe_store[alignment=VECTOR_BYTES](
                     Self.D.column(lane, 0), bits
                 )

@@ -18,6 +18,7 @@ def lanes_reduce[
     combine: def(T, T) thin -> T,
     lanes: Int = WARP_SIZE,
     stride: Int = 1,
+    neighbours_first: Bool = False,
 ](value: T) -> T:
     """Combines the values of each group of neighbouring lanes by a butterfly, in registers.
 
@@ -25,13 +26,17 @@ def lanes_reduce[
         combine: The operation, commutative up to rounding.
         lanes: Lanes a group, a power of two up to `WARP_SIZE`.
         stride: A power of two; only lanes that are a multiple of it apart are combined.
+        neighbours_first: Whether the nearest are combined first, not those farthest apart.
 
     Returns:
         The combined value of its group; its bits are those of the group's first lane only up to rounding.
     """
     var result = value
-    comptime for i in reversed(range(log2_ceil(stride), log2_ceil(lanes))):
-        result = combine(result, _exchange(result, UInt32(1 << i)))
+    comptime first = log2_ceil(stride)
+    comptime end = log2_ceil(lanes)
+    comptime for i in range(first, end):
+        comptime bit = i if neighbours_first else first + end - 1 - i
+        result = combine(result, _exchange(result, UInt32(1 << bit)))
     return result
 
 

@@ -1,41 +1,157 @@
-"""Which thread reads which elements of columns, by the vector or one by one.
+"""Which thread reads which elements of columns: by the vector, one by one, or by the granule.
 
 Where memory can be read by the vector of neighbouring columns, a thread has the vectors of a few positions, a chain of terms for each
-of their columns. Where it cannot, as `inner` or an address is no multiple of a vector, the elements of a warp are dealt to its threads so that neighbours
-still read what lies side by side: what a thread has as a vector are then a few chains of one column, or of a few. Chains have the same
-elements in the same order, and are added up in the same order, and so a column's bits are the same.
+of their columns. Where it cannot, as `inner` or an address is no multiple of a vector, there are two other ways:
+
+- The elements of a warp are dealt to its threads so that neighbours still read what lies side by side: what a thread has as a vector are then a few chains of
+  one column, or of a few.
+- Granules of 16 bytes are read as memory has them. Those of a position begin up to a granule before its first column, which the `skew` says. A thread's
+  positions are a multiple of a granule's elements apart, so that it has one skew, and takes the same columns of all. Only where threads with other skews meet are columns put
+  straight. A granule that lies in the columns of two blocks is read by both, and written by one, so that all writes are of 16 bytes, but those at the ends of a position.
+
+Chains have the same elements in the same order, and are added up in the same order, and so a column's bits are the same.
 """
 
 from std.bit import log2_ceil
-from std.memory import unsafe_stack_allocation
-from std.sys import size_of
+from std.math import ceildiv
 from std.utils.static_tuple import StaticTuple
-from max.gpu import WARP_SIZE, thread_idx
-from max.gpu.primitives import warp
-from max.gpu.sync import syncwarp
+from max.gpu import WARP_SIZE
 
-from ...io.rows import VECTOR_BYTES, unseen
+from ...io.rows import Rows, unseen
 from ...io.source import SourceColumn
 from ...io.target import TargetColumn
 from ..hardware.slots import Slots
-from ..hardware.tree_reduction import Shared
 from ..hardware.warp_reduction import lanes_reduce
 
 comptime COLUMN_THREADS = 256
 """Threads a block."""
 
 
-struct Deal[lanes: Int, width: Int, dealt: Bool]:
+@fieldwise_init
+struct Way(Equatable, TrivialRegisterPassable):
+    """How a block's threads take columns."""
+
+    var value: Int
+
+    comptime VECTORS = Self(0)
+    """By the vector of neighbouring columns, where all vectors are aligned."""
+    comptime DEALT = Self(1)
+    """One by one, whatever is aligned."""
+    comptime SKEWED = Self(2)
+    """By the granule, of tensors that begin with one. Of a block's granules of a position the first and the last are written by other blocks."""
+
+
+struct Tile(TrivialRegisterPassable):
+    """The columns of a block."""
+
+    var lanes: Int
+    """Vectors of columns, a power of two."""
+    var width: Int
+    """Columns a vector."""
+    var way: Way
+    """How they are taken."""
+    var threads: Int
+    """Threads of the block."""
+
+    def __init__(
+        out self,
+        lanes: Int,
+        width: Int,
+        way: Way = Way.VECTORS,
+        threads: Int = COLUMN_THREADS,
+    ):
+        """Columns that a block takes."""
+        self.lanes = lanes
+        self.width = width
+        self.way = way
+        self.threads = threads
+
+    def is_dealt(self) -> Bool:
+        """Returns whether they are taken one by one."""
+        return self.way == Way.DEALT
+
+    def is_skewed(self) -> Bool:
+        """Returns whether they are taken by the granule."""
+        return self.way == Way.SKEWED
+
+    def skewed(self, times: Int) -> Self:
+        """Returns `times` as many columns for as many more threads, taken by the granule.
+        """
+        return {
+            times * self.lanes,
+            self.width,
+            Way.SKEWED,
+            times * self.threads,
+        }
+
+    def straight(self) -> Self:
+        """Returns as many columns, taken by the vector if these are taken by the granule.
+        """
+        var result = self
+        if self.is_skewed():
+            result.way = Way.VECTORS
+        return result
+
+    def deep(self) -> Int:
+        """Returns how many chains a column has."""
+        return self.threads // self.lanes
+
+    def columns(self) -> Int:
+        """Returns how many columns are read."""
+        return self.lanes * self.width
+
+    @inline(.always)
+    def tiles(self, inner: UInt32) -> UInt32:
+        """Returns how many blocks take the columns of a position, of skewed ones.
+
+        Args:
+            inner: How many columns it has.
+        """
+        return ceildiv(self.granules(inner), UInt32(self.lanes - 2))
+
+    @inline(.always)
+    def granules(self, inner: UInt32) -> UInt32:
+        """Returns in how many granules the columns of a position lie at most, wherever they begin.
+
+        Args:
+            inner: How many columns it has.
+        """
+        return (inner + UInt32(self.width) - 2) // UInt32(self.width) + 1
+
+    def fills(self, inner: Int) -> Bool:
+        """Returns whether skewed columns leave few threads idle: 2000×300×60 of bfloat16, nine granules of fourteen, takes 109 µs, and dealt 86 (H100).
+
+        Args:
+            inner: Columns of a position.
+        """
+        var columns = UInt32(inner)
+        var all = self.tiles(columns) * UInt32(self.lanes - 2)
+        return 4 * self.granules(columns) > 3 * all
+
+    @inline(.always)
+    def count(self, rows: Rows) -> Int:
+        """Returns how many blocks take the columns of a tensor.
+
+        Args:
+            rows: The columns, as rows along the axis.
+        """
+        if self.is_skewed():
+            return rows.outer * Int(self.tiles(UInt32(rows.inner)))
+        return ceildiv(rows.count(), self.columns())
+
+
+struct Deal[tile: Tile]:
     """Which columns and positions the values of a thread's vectors are of.
 
     Value k is of column `k // chains` and chain `k % chains` of those that the thread has.
 
     Parameters:
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector.
-        dealt: Whether the elements of a warp are dealt to its threads one by one.
+        tile: The block's columns.
     """
 
+    comptime lanes = Self.tile.lanes
+    comptime width = Self.tile.width
+    comptime dealt = Self.tile.is_dealt()
     comptime of_warp = min(Self.lanes, WARP_SIZE) * Self.width
     """Columns of a warp."""
     comptime columns = max(1, Self.of_warp // WARP_SIZE) if Self.dealt else 1
@@ -121,44 +237,46 @@ struct Deal[lanes: Int, width: Int, dealt: Bool]:
             SIMD[dtype, Self.width], SIMD[dtype, Self.width]
         ) thin -> SIMD[dtype, Self.width],
     ](value: SIMD[dtype, Self.width]) -> SIMD[dtype, Self.width]:
-        """Combines the chains of a warp, those of a vector as those that are dealt.
+        """Combines the chains of a warp, those of a vector as those that are dealt: neighbours first, so that it makes no difference how many of them a warp has.
         """
+        comptime first = Self.of_warp if Self.dealt else Self.lanes
         var result = value
-        comptime if not Self.dealt:
-            comptime if Self.lanes < WARP_SIZE:
-                result = lanes_reduce[combine, WARP_SIZE, Self.lanes](value)
-        else:
-            comptime if Self.of_warp < WARP_SIZE:
-                result = lanes_reduce[combine, WARP_SIZE, Self.of_warp](value)
-            comptime for i in reversed(range(log2_ceil(Self.chains))):
-                var other = result
-                comptime for k in range(Self.width):
-                    other[k] = result[k ^ (1 << i)]
-                result = combine(result, other)
+        comptime for i in range(log2_ceil(Self.chains)):
+            var other = result
+            comptime for k in range(Self.width):
+                other[k] = result[k ^ (1 << i)]
+            result = combine(result, other)
+        comptime if first < WARP_SIZE:
+            result = lanes_reduce[
+                combine, WARP_SIZE, first, neighbours_first=True
+            ](result)
         return result
 
 
 @fieldwise_init
-struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
-    TrivialRegisterPassable
-):
+struct Sources[Column: SourceColumn, tile: Tile](TrivialRegisterPassable):
     """Where a thread reads its vectors.
 
-    - `Column`: What is read.
-    - `dealt`: As of `Deal`; then what is read is in memory.
+    - `Column`: What is read: in memory, unless it is by vectors.
+    - `tile`: The block's columns.
     """
 
-    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
+    comptime D = Deal[Self.tile]
+    comptime width = Self.tile.width
 
     var columns: StaticTuple[Self.Column, Self.D.columns]
     """From the first position of each."""
     var stride: Int
     """Elements from one position to the next."""
+    var cut: Int32
+    """The vector that reaches beyond the tensor, of granules; -1, if none does."""
+    var there: Int32
+    """How many of its elements do not."""
 
     @inline(.always)
     def load(self, i: Int) -> SIMD[Self.Column.loaded, Self.width]:
-        """Returns vector `i`."""
-        comptime if Self.dealt:
+        """Returns vector `i`, of which there is all."""
+        comptime if Self.tile.is_dealt():
             return self.load(
                 i, Int32(Self.width), SIMD[Self.Column.loaded, Self.width]()
             )
@@ -179,7 +297,7 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
             limit: How many chains of dealt ones have it.
             others: What the rest are.
         """
-        comptime if Self.dealt:
+        comptime if Self.tile.is_dealt():
             var values = others
             var at = unseen(i)
             comptime for c in range(Self.D.columns):
@@ -190,23 +308,37 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
                             unsafe_offset=p * self.stride
                         ]
             return values
-        else:
-            return self.columns[0].load[Self.width](i)
+        comptime if Self.tile.is_skewed():
+            if Int32(i) == self.cut:
+                return self._load_some(i, others)
+        return self.columns[0].load[Self.width](i)
+
+    def _load_some(
+        self, i: Int, others: SIMD[Self.Column.loaded, Self.width]
+    ) -> SIMD[Self.Column.loaded, Self.width]:
+        """Returns what there is of the vector that reaches beyond the tensor.
+        """
+        var values = others
+        var first = self.columns[0].address(i)
+        comptime for k in range(Self.width):
+            if Int32(k) < self.there:
+                values[k] = first[unsafe_offset=k]
+        return values
 
     @inline(.always)
     def fetch(
         self,
-        slots: Slots[Self.Column.loaded, COLUMN_THREADS, Self.width],
+        slots: Slots[Self.Column.loaded, Self.tile.threads, Self.width],
         slot: Int,
         i: Int,
     ):
-        """Has vector `i` brought into a slot: without waiting for it, unless it is dealt.
+        """Has vector `i`, which is before the last, brought into a slot: without waiting for it, unless it is dealt.
         """
-        comptime if Self.dealt:
+        comptime if Self.tile.is_dealt():
             # Copies of 4 bytes, asked for one by one, were no faster.
             slots.keep(slot, self.load(i))
-        else:
-            slots.fetch(slot, self.columns[0].address(i))
+            return
+        slots.fetch(slot, self.columns[0].address(i))
 
     @inline(.always)
     def logits(
@@ -221,103 +353,34 @@ struct Sources[Column: SourceColumn, lanes: Int, width: Int, dealt: Bool](
         return self.columns[0].length(n)
 
 
-struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
-    TrivialRegisterPassable
-):
+@fieldwise_init
+struct Targets[Column: TargetColumn, tile: Tile](TrivialRegisterPassable):
     """Where a thread writes its vectors.
 
-    What is dealt to a warp lies side by side, a piece of each of its positions, but seldom begins at a multiple of 16 bytes. Stores that straddle such
-    multiples are slow: 64×500×4095 of float32 took 646 µs, without its stores 244 (H100). So a warp puts results down in
-    shared memory, each piece turned so that what is at a multiple of 16 bytes in the tensor is at one there too, and writes them from there in whole vectors, and
-    what is left at both ends by the element.
-
-    - `Column`: Where it writes.
-    - `dealt`: As of `Deal`; then that is memory.
+    - `Column`: Where it writes: to memory, unless it is by vectors.
+    - `tile`: The block's columns.
     """
 
-    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
-    comptime stored = Self.Column.stored
-    comptime whole = VECTOR_BYTES // size_of[Self.stored]()
-    """Elements of a vector that is written."""
-    comptime pieces = WARP_SIZE * Self.width // Self.D.of_warp
-    """Positions of a warp."""
-    comptime values = WARP_SIZE * Self.width
-    """Elements that it puts down at a time."""
-    comptime in_pieces = (
-        Self.dealt
-        and size_of[Self.stored]() == 4
-        and Self.lanes < WARP_SIZE
-        and Self.D.of_warp >= 64
-    )
-    """Whether pieces are written in whole vectors, where a warp's columns lie side by side. Of shorter ones, and of 16 bits, that is slower:
-    64×500×4095 of bfloat16 took 331 µs instead of 306, and by more lanes 4096×16×513 of float32 103 instead of 92 (H100)."""
+    comptime D = Deal[Self.tile]
+    comptime width = Self.tile.width
 
     var columns: StaticTuple[Self.Column, Self.D.columns]
     """From the first position of each."""
     var stride: Int
     """Elements from one position to the next."""
-    var before: Int32
-    """Elements from a multiple of 16 bytes to the warp's first piece, the same for all vectors; -1, if all is written by the element."""
-    var room: Shared[Scalar[Self.stored]]
-    """Shared memory for as many values as a warp has, if it writes pieces."""
-
-    @inline(.always)
-    def __init__(
-        out self,
-        columns: StaticTuple[Self.Column, Self.D.columns],
-        stride: Int,
-    ):
-        """Where a thread writes, of dealt values by the element."""
-        self.columns = columns
-        self.stride = stride
-        self.before = -1
-        self.room = {unsafe_from_address = VECTOR_BYTES}
-
-    @inline(.always)
-    def through(mut self, room: Shared[Scalar[Self.stored]]):
-        """Has pieces written through shared memory, if the warp's columns lie side by side. All threads of a warp call this, if
-        `in_pieces`, or none.
-
-        - `room`: Room for as many values as a warp has.
-        """
-        comptime size = size_of[Self.stored]()
-        var lane = Int(thread_idx.x) % WARP_SIZE
-        var first = UInt64(Int(self.columns[0].address(0)) - lane * size)
-        var apart = first != warp.shuffle_idx(first, 0)
-        comptime for c in range(1, Self.D.columns):
-            var place = Int(self.columns[c].address(0)) - lane * size
-            apart |= UInt64(place - c * WARP_SIZE * size) != first
-        # A bit for each lane.
-        comptime Ballot = DType.uint64 if WARP_SIZE > 32 else DType.uint32
-        if warp.vote[Ballot](apart) == 0:
-            self.before = Int32(first // UInt64(size) % UInt64(Self.whole))
-        self.room = room
-
-    @inline(.always)
-    def through_own_room(mut self):
-        """Has pieces written through static shared memory of their own."""
-        comptime if Self.in_pieces:
-            self.through(
-                unsafe_stack_allocation[
-                    COLUMN_THREADS * Self.width,
-                    Scalar[Self.stored],
-                    alignment=VECTOR_BYTES,
-                    address_space=AddressSpace.SHARED,
-                ]().unsafe_offset(Int(thread_idx.x) // WARP_SIZE * Self.values)
-            )
+    var first: Int32
+    """The first element of a granule that this thread writes."""
+    var end: Int32
+    """The one after the last; no more than `first`, if another block writes the granule."""
 
     @inline(.always)
     def store[
         accum: DType, //
     ](self, i: Int, values: SIMD[accum, Self.width], limit: Int32 = Int32.MAX):
-        """Writes vector `i`, rounded, of dealt values those of fewer chains than `limit`. All of a warp that writes pieces call this, or none.
+        """Writes vector `i`, rounded, of dealt values those of fewer chains than `limit`.
         """
-        comptime if Self.dealt:
+        comptime if Self.tile.is_dealt():
             var results = self.columns[0].results(values)
-            comptime if Self.in_pieces:
-                if self.before >= 0:
-                    self._store_pieces(i, results, limit)
-                    return
             var at = unseen(i)
             comptime for c in range(Self.D.columns):
                 var first = self.columns[c].address(at)
@@ -326,54 +389,18 @@ struct Targets[Column: TargetColumn, lanes: Int, width: Int, dealt: Bool](
                         first[unsafe_offset=p * self.stride] = results[
                             c * Self.D.chains + p
                         ]
-        else:
-            self.columns[0].store(i, values)
-
-    @inline(.always)
-    def _store_pieces(
-        self,
-        i: Int,
-        results: SIMD[Self.stored, Self.width],
-        limit: Int32,
-    ):
-        """Writes the warp's pieces of vector `i`."""
-        comptime of_piece = Self.D.of_warp
-        var lane = Int(thread_idx.x) % WARP_SIZE
-        var first = self.columns[0].address(i).unsafe_offset(-lane)
-        syncwarp()
-        comptime for c in range(Self.D.columns):
-            comptime for p in range(Self.D.chains):
-                var place = (c * WARP_SIZE + lane + self._turned(p)) % of_piece
-                self.room[unsafe_offset=p * of_piece + place] = results[
-                    c * Self.D.chains + p
-                ]
-        syncwarp()
-        comptime for start in range(0, Self.values // Self.whole, WARP_SIZE):
-            var vector = start + lane
-            var p = vector * Self.whole // of_piece
-            var turned = self._turned(p)
-            var place = vector * Self.whole % of_piece
-            if Int32(p) < limit and (place > 0 or turned == 0):
-                first.unsafe_store[alignment=VECTOR_BYTES](
-                    p * self.stride + place - turned,
-                    self.room.unsafe_load[
-                        width=Self.whole, alignment=VECTOR_BYTES
-                    ](vector * Self.whole),
-                )
-        comptime for start in range(0, Self.pieces * Self.whole, WARP_SIZE):
-            var p = (start + lane) // Self.whole
-            var place = lane % Self.whole
-            var turned = self._turned(p)
-            if Int32(p) < limit and p < Self.pieces and turned > 0:
-                first[
-                    unsafe_offset=p * self.stride + (place - turned) % of_piece
-                ] = self.room[unsafe_offset=p * of_piece + place]
-
-    @inline(.always)
-    def _turned(self, p: Int) -> Int:
-        """Returns how many elements piece `p` is after a multiple of 16 bytes.
-        """
-        return (Int(self.before) + p * self.stride) % Self.whole
+            return
+        comptime if Self.tile.is_skewed():
+            if self.end - self.first < Int32(Self.width):
+                # The ends of a position lie in granules of two.
+                if self.first < self.end:
+                    var results = self.columns[0].results(values)
+                    var at = self.columns[0].address(i)
+                    comptime for k in range(Self.width):
+                        if self.first <= Int32(k) < self.end:
+                            at[unsafe_offset=k] = results[k]
+                return
+        self.columns[0].store(i, values)
 
     @inline(.always)
     def forget(mut self):

@@ -137,14 +137,55 @@ def turned[
     """
     if shift == 0:
         return chains
+    return straightened[lanes](chains, shift, lane)
+
+
+@inline(.always)
+def straightened[
+    width: SIMDLength, //, lanes: Int
+](values: SIMD[DType.float32, width], shift: Int32, lane: Int) -> SIMD[
+    DType.float32, width
+]:
+    """Returns the values that a thread has where none are shifted: all but the first `shift` of its own, and those of the next thread. All of a warp call this.
+
+    Parameters:
+        width: Elements of a granule.
+        lanes: As of `turned`.
+
+    - `values`: What this thread has.
+    - `shift`: How many of its values belong to the thread before it.
+    """
     # The team may be a part of a warp.
     var next = (lane_id() & ~(lanes - 1)) + ((lane + 1) & (lanes - 1))
-    var all = chains.join(chains)
+    var all = values.join(values)
     comptime for i in range(Int(width)):
-        all[Int(width) + i] = warp.shuffle_idx(chains[i], UInt32(next))
+        all[Int(width) + i] = warp.shuffle_idx(values[i], UInt32(next))
     comptime for bit in reversed(range(3 if Int(width) == 8 else 2)):
         comptime step = 1 << bit
         if Int(shift) & step != 0:
             comptime for i in range(Int(width) + step - 1):
                 all[i] = all[i + step]
     return all.slice[Int(width)]()
+
+
+@inline(.always)
+def slanted[
+    width: SIMDLength, //, lanes: Int
+](values: SIMD[DType.float32, width], shift: Int32, lane: Int) -> SIMD[
+    DType.float32, width
+]:
+    """Returns the values that a thread has where they are shifted: the last `shift` of the thread before it, and the first of its own. All of a warp call this.
+
+    Parameters:
+        width: Elements of a granule.
+        lanes: As of `turned`.
+
+    - `values`: What this thread has.
+    - `shift`: How many of its values are to belong to the thread before it.
+    """
+    var of_next = straightened[lanes](values, Int32(Int(width)) - shift, lane)
+    var before = (lane_id() & ~(lanes - 1)) + ((lane - 1) & (lanes - 1))
+    var mine = values
+    comptime for i in range(Int(width)):
+        mine[i] = warp.shuffle_idx(of_next[i], UInt32(before))
+    return values if shift == 0 else mine

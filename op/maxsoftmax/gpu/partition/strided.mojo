@@ -21,25 +21,22 @@ from ..hardware.cluster import Pair
 from ..hardware.team import maximum
 from ..hardware.tree_reduction import Shared
 from ..hardware.warp_reduction import lanes_reduce
-from .deal import COLUMN_THREADS, Deal, Sources, Targets
+from .deal import COLUMN_THREADS, Deal, Sources, Targets, Tile
+from .granules import slanted, straightened
 
 
-struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
-    TrivialRegisterPassable
-):
+struct StridedPart[tile: Tile, counted: Bool](TrivialRegisterPassable):
     """The vectors of one thread: every `deep`-th position of the block's share of some columns.
 
     Parameters:
-        lanes: Vectors of columns that a block takes, a power of two.
-        width: Columns a vector.
+        tile: The block's columns. Where dealt ones, which are in memory and `counted`, are more than are left, the last is taken again.
         counted: Whether its bounds are counts of 32 bits, which is best where a vector's address is a multiple of its
             index away; otherwise they are positions, as computed logits are asked for by them.
-        dealt: As of `Deal`, of what is in memory and `counted`; otherwise `inner` is a multiple of `width`. Where there are more
-            columns in a block than are left, the last is taken again.
     """
 
-    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
-    comptime deep = COLUMN_THREADS // Self.lanes
+    comptime width = Self.tile.width
+    comptime D = Deal[Self.tile]
+    comptime deep = Self.tile.deep()
     """Chains of a column."""
 
     var outer: StaticTuple[Int, Self.D.columns]
@@ -62,11 +59,17 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     """Positions of the block; none where the columns are beyond the last."""
     var ahead: Int32
     """How many of them are not before this thread's first."""
+    var skew: Int32
+    """Columns of its granules that are before where vectors would begin: the same at all of its positions."""
+    var is_written: Bool
+    """Whether its granule is written by this block."""
+    var cut: Int32
+    """Its vector that reaches beyond the tensor, of granules; -1, if none does."""
 
     @inline(.always)
     def __init__(
         out self,
-        tile: UInt32,
+        index: UInt32,
         columns: Int64,
         inner: Int64,
         n: Int64,
@@ -76,7 +79,7 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
     ):
         """A thread's part of some columns.
 
-        - `tile`: Which columns: those of `lanes` vectors.
+        - `index`: Which tile.
         - `columns`: How many there are in the tensor, less than 2^31.
         - `inner`: How many there are in a position.
         - `n`: Positions.
@@ -89,22 +92,48 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         self.outer = StaticTuple[Int, Self.D.columns]()
         self.inner = StaticTuple[Int, Self.D.columns]()
         self.is_there = True
-        comptime for c in range(Self.D.columns):
-            var column = tile * UInt32(Self.lanes * Self.width) + UInt32(
-                Self.D.column(thread, c)
-            )
-            comptime if c == 0:
-                self.is_there = column < all
-            comptime if Self.dealt:
-                column = min(column, all - 1)
-            var outer = column // apart
-            self.outer[c] = Int(outer)
-            self.inner[c] = Int(column - outer * apart)
+        self.skew = 0
+        self.is_written = True
+        self.cut = -1
         var mine = Self.D.chain(thread)
         self.n = Int(n)
         self.stride = Int(apart)
         self.start = block * Int(share)
         self.first = self.start + mine
+        comptime if Self.tile.is_skewed():
+            # Neighbouring threads have neighbouring granules, the first the last but one of the block before.
+            var lane = UInt32(thread % Self.tile.lanes)
+            var tiles = Self.tile.tiles(apart)
+            var outer = index // tiles
+            var granule = (index - outer * tiles) * UInt32(
+                Self.tile.lanes - 2
+            ) + lane
+            var place = (outer * UInt32(n) + UInt32(self.first)) * apart
+            self.skew = Int32(place % UInt32(Self.width))
+            self.outer[0] = Int(outer)
+            self.inner[0] = Int(
+                (Int32(granule) - 1) * Int32(Self.width) - self.skew
+            )
+            self.is_there = granule > 0 and self.inner[0] < self.stride
+            var left = Int32(n) - 1 - Int32(self.first)
+            if (
+                self.inner[0] + Self.width > self.stride
+                and outer + 1 == all // apart
+                and left % Int32(Self.deep) == 0
+            ):
+                self.cut = left // Int32(Self.deep)
+            self.is_written = UInt32(0) < lane < UInt32(Self.tile.lanes - 1)
+        comptime for c in range(0 if Self.tile.is_skewed() else Self.D.columns):
+            var column = index * UInt32(Self.tile.columns()) + UInt32(
+                Self.D.column(thread, c)
+            )
+            comptime if c == 0:
+                self.is_there = column < all
+            comptime if Self.tile.is_dealt():
+                column = min(column, all - 1)
+            var outer = column // apart
+            self.outer[c] = Int(outer)
+            self.inner[c] = Int(column - outer * apart)
         self.end = min(Int(n), self.start + Int(share)) if self.is_there else 0
         self.count = Int32(
             max(0, min(Int(share), Int(n) - self.start))
@@ -124,30 +153,53 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         }
 
     @inline(.always)
-    def source[
-        S: RowSource, //
-    ](self, x: S) -> Sources[S.Column, Self.lanes, Self.width, Self.dealt]:
+    def source[S: RowSource, //](self, x: S) -> Sources[S.Column, Self.tile]:
         """Returns where this thread reads."""
         var columns = StaticTuple[S.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
             columns[c] = x.column(self.positions(c))
-        return {columns, self.stride}
+        return {
+            columns,
+            self.stride,
+            self.cut,
+            Int32(self.stride - self.inner[0]),
+        }
 
     @inline(.always)
-    def target[
-        T: RowTarget, //
-    ](self, y: T) -> Targets[T.Column, Self.lanes, Self.width, Self.dealt]:
+    def target[T: RowTarget, //](self, y: T) -> Targets[T.Column, Self.tile]:
         """Returns where this thread writes."""
         var columns = StaticTuple[T.Column, Self.D.columns]()
         comptime for c in range(Self.D.columns):
             columns[c] = y.column(self.positions(c))
-        return {columns, self.stride}
+        var first, end = self.written()
+        return {columns, self.stride, first, end}
+
+    @inline(.always)
+    def written(self) -> Tuple[Int32, Int32]:
+        """Returns which of its vector's columns this thread writes, the first and the one after the last.
+        """
+        comptime if Self.tile.is_skewed():
+            if self.is_written:
+                var at = Int32(self.inner[0])
+                return (
+                    max(Int32(0), -at),
+                    min(Int32(Self.width), Int32(self.stride) - at),
+                )
+            return Int32(0), Int32(0)
+        else:
+            return Int32(0), Int32(Self.width)
 
     @inline(.always)
     def sinks[S: RowSource, //](self, x: S) -> SIMD[DType.float32, Self.width]:
         """Returns the additional logits of its columns."""
         comptime F = DType.float32
-        comptime if Self.dealt:
+        comptime if Self.tile.is_skewed():
+            var logits = SIMD[F, Self.width]()
+            comptime for k in range(Self.width):
+                var column = max(0, min(self.inner[0] + k, self.stride - 1))
+                logits[k] = x.sink[1](self.outer[0], column).cast[F]()[0]
+            return logits
+        comptime if Self.tile.is_dealt():
             var logits = SIMD[F, Self.width]()
             comptime for c in range(Self.D.columns):
                 var logit = x.sink[1](self.outer[c], self.inner[c]).cast[F]()
@@ -170,14 +222,16 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
         """
         comptime values = Self.width // Self.D.columns
         var d = pair.relative[exact]()
+        var first, end = self.written()
         comptime for k in range(Self.width):
             comptime c = k // values
-            comptime if not Self.dealt or k % values == 0:
+            comptime if not Self.tile.is_dealt() or k % values == 0:
                 var column = self.outer[c] * self.stride + self.inner[c]
-                comptime if not Self.dealt:
+                comptime if not Self.tile.is_dealt():
                     column += k
-                y[unsafe_offset=2 * column] = pair.m[k]
-                y[unsafe_offset=2 * column + 1] = d[k]
+                if not Self.tile.is_skewed() or first <= Int32(k) < end:
+                    y[unsafe_offset=2 * column] = pair.m[k]
+                    y[unsafe_offset=2 * column + 1] = d[k]
 
     @inline(.always)
     def leads(self) -> Bool:
@@ -187,8 +241,13 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
 
     @inline(.always)
     def has_all(self, i: Int) -> Bool:
-        """Returns whether all of its chains have a vector `i`."""
-        return self.left(i) >= Int32(Self.D.chains)
+        """Returns whether all of its chains have a vector `i`, and all of it is in the tensor.
+        """
+        var is_whole = self.left(i) >= Int32(Self.D.chains)
+        comptime if Self.tile.is_skewed():
+            return is_whole and (self.cut < 0 or Int32(i) < self.cut)
+        else:
+            return is_whole
 
     @inline(.always)
     def left(self, i: Int) -> Int32:
@@ -206,9 +265,9 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
 
     @inline(.always)
     def full_rounds(self) -> Int:
-        """Returns how many vectors every thread of the lane has; some may have one more.
+        """Returns how many vectors every thread of the lane has before its last, which some may not have.
         """
-        return self._length() // Self.deep
+        return (self._length() - 1) // Self.deep
 
     @inline(.always)
     def rounds(self) -> Int:
@@ -233,35 +292,113 @@ struct StridedPart[lanes: Int, width: Int, counted: Bool, dealt: Bool](
             return max(0, self.end - self.start)
 
 
-struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
+@inline(.always)
+def put_straight[
+    tile: Tile
+](values: SIMD[DType.float32, tile.width], skew: Int32, thread: Int) -> SIMD[
+    DType.float32, tile.width
+]:
+    """Returns values of a thread's columns as of vectors that are not skewed. All of a warp call this.
+
+    Parameters:
+        tile: The block's columns.
+
+    Args:
+        values: What this thread has.
+        skew: As of its part.
+        thread: The thread.
+    """
+    comptime if tile.is_skewed():
+        return straightened[tile.lanes](values, skew, thread % tile.lanes)
+    else:
+        return values
+
+
+@inline(.always)
+def put_askew[
+    tile: Tile
+](values: SIMD[DType.float32, tile.width], skew: Int32, thread: Int) -> SIMD[
+    DType.float32, tile.width
+]:
+    """Undoes `put_straight`, but for columns that no thread of a tile has at all positions.
+    """
+    comptime if tile.is_skewed():
+        return slanted[tile.lanes](values, skew, thread % tile.lanes)
+    else:
+        return values
+
+
+struct Scratch[tile: Tile](TrivialRegisterPassable):
     """Shared memory in which the threads of each lane combine a value a column.
 
-    - `lanes`: Vectors of columns that the block takes.
-    - `width`: Columns a vector.
+    Parameters:
+        tile: The block's columns.
     """
 
-    comptime D = Deal[Self.lanes, Self.width, Self.dealt]
-    comptime rows = COLUMN_THREADS // max(Self.lanes, WARP_SIZE)
+    comptime D = Deal[Self.tile]
+    comptime lanes = Self.tile.lanes
+    comptime width = Self.tile.width
+    comptime threads = Self.tile.threads
+    comptime rows = Self.threads // max(Self.lanes, WARP_SIZE)
     """Threads a lane that are left when those of a warp have combined theirs."""
-    comptime columns = Self.lanes * Self.width
+    comptime columns = Self.tile.columns()
     comptime stride = Self.columns + 4
     """From one row to the next: in other banks."""
     comptime Values = SIMD[DType.float32, Self.width]
 
     var first: Shared[Float32]
     """The first row."""
+    var skew: Int32
+    """As of the thread's part."""
 
     @inline(.always)
-    def __init__(out self):
+    def __init__(out self, skew: Int32):
+        """Room for them.
+
+        Args:
+            skew: As of the thread's part.
+        """
         self.first = unsafe_stack_allocation[
-            scratch_bytes(Self.lanes, Self.width) // 4,
+            scratch_bytes(Self.tile) // 4,
             Float32,
             alignment=16,
             address_space=AddressSpace.SHARED,
         ]()
+        self.skew = skew
         comptime if Self.rows > 1:
             if thread_idx.x == 0:
                 self.first[unsafe_offset=Self.columns] = 0
+
+    @inline(.always)
+    def __init__(out self, first: Shared[Float32], skew: Int32):
+        """Room that has been used.
+
+        Args:
+            first: The first row.
+            skew: As of the thread's part.
+        """
+        self.first = first
+        self.skew = skew
+
+    @inline(.always)
+    def straight(self, thread: Int, values: Self.Values) -> Self.Values:
+        """Returns what `reduce` has returned, of skewed columns to each thread as if they were not.
+        """
+        comptime if Self.tile.is_skewed():
+            return self.D.load(self.first, thread)
+        else:
+            return values
+
+    @inline(.always)
+    def skewed(
+        self, skew: Int32, thread: Int, values: Self.Values
+    ) -> Self.Values:
+        """Returns what `reduce` has returned with a skew of 0, to each thread with its own.
+        """
+        comptime if Self.tile.is_skewed():
+            return Self(self.first, skew).take(0, thread)
+        else:
+            return values
 
     @inline(.always)
     def secret(self) -> UInt32:
@@ -276,6 +413,14 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
     @inline(.always)
     def take(self, row: Int, thread: Int) -> Self.Values:
         """Returns what is in a row for this thread's columns."""
+        comptime if Self.tile.is_skewed():
+            var values = Self.Values()
+            var at = row * Self.stride + Self.D.column(thread, 0)
+            comptime for k in range(Self.width):
+                values[k] = self.first[
+                    unsafe_offset=max(0, at + k - Int(self.skew))
+                ]
+            return values
         return self.D.load(self.first.unsafe_offset(row * Self.stride), thread)
 
     @inline(.always)
@@ -290,24 +435,42 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         Returns:
             The combined value of those that are in this warp.
         """
-        var wide = Self.D.of_chains[
-            combine_columns[largest, dtype, Self.width]
-        ](value).cast[DType.float32]()
+        comptime F = DType.float32
+        var wide: Self.Values
+        comptime if Self.tile.is_skewed():
+            wide = Self.D.of_chains[combine_columns[largest, F, Self.width]](
+                put_straight[Self.tile](value.cast[F](), self.skew, thread)
+            )
+        else:
+            wide = Self.D.of_chains[
+                combine_columns[largest, dtype, Self.width]
+            ](value).cast[F]()
         comptime if Self.rows > 1:
             # Threads of a warp that have its columns.
             comptime some = min(
-                WARP_SIZE, Self.D.of_warp if Self.dealt else Self.lanes
+                WARP_SIZE,
+                Self.D.of_warp if Self.tile.is_dealt() else Self.lanes,
             )
             if some == WARP_SIZE or thread % WARP_SIZE < some:
                 self.D.store(
                     self.first.unsafe_offset(
-                        thread // max(Self.lanes, WARP_SIZE) * Self.stride
+                        Self._row(thread // max(Self.lanes, WARP_SIZE))
+                        * Self.stride
                     ),
                     thread,
                     wide,
                 )
             barrier()
         return wide
+
+    @staticmethod
+    @inline(.always)
+    def _row(index: Int) -> Int:
+        """Returns the row of a warp, or of several that share a lane: of more threads than `COLUMN_THREADS`, neighbours are as far apart as can be, as `column` combines
+        those first, which one warp of so many threads would have held.
+        """
+        comptime times = max(1, Self.threads // COLUMN_THREADS)
+        return index // times + index % times * (Self.rows // times)
 
     @inline(.always)
     def column[largest: Bool](self, column: Int, thread: Int) -> Float32:
@@ -344,7 +507,7 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         var result = self.gather[largest](thread, value)
         comptime if Self.rows > 4:
             comptime all = Self.columns * Self.rows
-            comptime for start in range(0, all, COLUMN_THREADS):
+            comptime for start in range(0, all, Self.threads):
                 if start + thread < all:
                     var column = (start + thread) // Self.rows
                     var combined = self.column[largest](column, thread)
@@ -362,9 +525,9 @@ struct Scratch[lanes: Int, width: Int, dealt: Bool](TrivialRegisterPassable):
         return result
 
 
-def scratch_bytes(lanes: Int, width: Int) -> Int:
+def scratch_bytes(tile: Tile) -> Int:
     """Returns the bytes of a `Scratch`, for use at compile time."""
-    return COLUMN_THREADS // max(lanes, WARP_SIZE) * (lanes * width + 4) * 4
+    return tile.threads // max(tile.lanes, WARP_SIZE) * (tile.columns() + 4) * 4
 
 
 @inline(.always)
