@@ -36,7 +36,7 @@ from .partition.row import again, anew
 from .hardware.slots import Slots, kept_dtype, wait_after
 from .hardware.team import greater, largest_lane, maximum, total
 from .partition.pair import add, end
-from .hardware.warp_reduction import lanes_reduce
+from .hardware.warp_reduction import values_reduce
 from .tuning import HAS_ROOM, Strip
 
 comptime GROUP = 4
@@ -460,8 +460,7 @@ def exchanged[
     """Returns the pairs of whole rows, or their sums in the place of pairs' sums: the same bits for every thread of a lane in all of the
     cluster.
 
-    As many threads as the block has rows of sums have a column, or two of sums: each combines the block's sums, eight or more, and sends two numbers to another
-    block. Then eight combine what eight blocks have sent.
+    A thread has a column, or two of sums: it combines the block's sums, sends two numbers to each block, and then combines what all blocks have sent.
 
     Parameters:
         real: As of `Cluster`.
@@ -475,54 +474,49 @@ def exchanged[
     - `sums`: With the sums of each warp.
     """
     comptime threads = tile.threads
-    comptime rows = Scratch[tile].rows
-    comptime assert rows >= PORTABLE_BLOCKS
-    var block = thread % rows
     cluster.open(cluster.blocks * numbers)
-    comptime for start in range(0, numbers * rows, threads):
-        if start + thread < numbers * rows:
-            var i = (start + thread) // rows
-            var at = 2 * (cluster.rank * numbers + i)
+    comptime for start in range(0, numbers, threads):
+        var i = start + thread
+        if i < numbers:
+            var a: Float32
+            var b: Float32
             comptime if of_pairs:
-                var d = sums.column[False](i, thread)
-                if block < cluster.blocks:
-                    cluster.send(block, at, maxima.first[unsafe_offset=i], d)
+                a = maxima.first[unsafe_offset=i]
+                b = sums.column[False](i)
             else:
-                var a = sums.column[False](2 * i, thread)
-                var b = sums.column[False](2 * i + 1, thread)
-                if block < cluster.blocks:
-                    cluster.send(block, at, a, b)
+                a = sums.column[False](2 * i)
+                b = sums.column[False](2 * i + 1)
+            for block in range(cluster.blocks):
+                cluster.send(block, 2 * (cluster.rank * numbers + i), a, b)
     cluster.close()
-    comptime all = numbers * PORTABLE_BLOCKS
-    block = thread % PORTABLE_BLOCKS
-    comptime for start in range(0, all, threads):
-        if start + thread < all:
-            var i = (start + thread) // PORTABLE_BLOCKS
-            var slot = cluster.mailbox.unsafe_offset(2 * (block * numbers + i))
-            comptime if of_pairs:
-                var theirs = Pair[1](neg_inf[DType.float32](), 0)
+    comptime for start in range(0, numbers, threads):
+        var i = start + thread
+        if i < numbers:
+            comptime Numbers = Array[Float32, PORTABLE_BLOCKS]
+            var a = Numbers(fill=neg_inf[DType.float32]() if of_pairs else 0)
+            var b = Numbers(fill=0)
+            comptime for block in range(PORTABLE_BLOCKS):
                 if block < cluster.blocks:
-                    theirs = Pair[1](
-                        slot[unsafe_offset=0], slot[unsafe_offset=1]
+                    var slot = cluster.mailbox.unsafe_offset(
+                        2 * (block * numbers + i)
                     )
-                var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
-                var d = lanes_reduce[total, PORTABLE_BLOCKS](
-                    theirs.sum_over(Scale[exact](m))
-                )
-                # Nobody else has looked at this column's sums.
-                if block == 0:
-                    sums.first[unsafe_offset=i] = m
-                if block == 1:
-                    sums.first[unsafe_offset=sums.stride + i] = d
-            else:
-                comptime for j in range(2):
-                    var theirs = Float32(0)
+                    a[block] = slot[unsafe_offset=0]
+                    b[block] = slot[unsafe_offset=1]
+            # Nobody else has looked at these columns' sums.
+            comptime if of_pairs:
+                var m = values_reduce[greater](a)
+                comptime for block in range(PORTABLE_BLOCKS):
                     if block < cluster.blocks:
-                        theirs = slot[unsafe_offset=j]
-                    var sum = lanes_reduce[total, PORTABLE_BLOCKS](theirs)
-                    # The thread that has read the first row writes to it.
-                    if block == 0:
-                        sums.first[unsafe_offset=2 * i + j] = sum
+                        b[block] = Pair[1](a[block], b[block]).sum_over(
+                            Scale[exact](m)
+                        )
+                sums.first[unsafe_offset=i] = m
+                sums.first[unsafe_offset=sums.stride + i] = values_reduce[
+                    total
+                ](b)
+            else:
+                sums.first[unsafe_offset=2 * i] = values_reduce[total](a)
+                sums.first[unsafe_offset=2 * i + 1] = values_reduce[total](b)
     barrier()
     comptime if of_pairs:
         return Pair(sums.take(0, thread), sums.take(1, thread))

@@ -41,6 +41,23 @@ def lanes_reduce[
 
 
 @inline(.always)
+def values_reduce[
+    T: TrivialRegisterPassable, count: Int, //, combine: def(T, T) thin -> T
+](values: Array[T, count]) -> T:
+    """Combines values of one thread as `lanes_reduce` combines those of as many lanes, with the same bits.
+
+    Parameters:
+        count: How many, a power of two.
+        combine: The operation, commutative up to rounding.
+    """
+    var left = values.copy()
+    comptime for i in reversed(range(log2_ceil(count))):
+        comptime for j in range(1 << i):
+            left[j] = combine(left[j], left[j + (1 << i)])
+    return left[0]
+
+
+@inline(.always)
 def block_reduce[
     T: TrivialRegisterPassable,
     //,

@@ -20,7 +20,7 @@ from ...io.target import RowTarget
 from ..hardware.cluster import Pair
 from ..hardware.team import maximum
 from ..hardware.tree_reduction import Shared
-from ..hardware.warp_reduction import lanes_reduce
+from ..hardware.warp_reduction import values_reduce
 from .deal import COLUMN_THREADS, Deal, Sources, Targets, Tile
 from .granules import slanted, straightened
 
@@ -473,28 +473,25 @@ struct Scratch[tile: Tile](TrivialRegisterPassable):
         return index // times + index % times * (Self.rows // times)
 
     @inline(.always)
-    def column[largest: Bool](self, column: Int, thread: Int) -> Float32:
-        """Combines what `gather` has left of a column; as many neighbouring threads as there are rows call this for
-        the same one.
+    def column[largest: Bool](self, column: Int) -> Float32:
+        """Returns what `gather` has left of a column, combined.
 
         Parameters:
             largest: As for `gather`.
 
         - `column`: Which of the block's.
-
-        Returns:
-            The combined value of the column.
         """
-        return lanes_reduce[
-            combine_columns[largest, DType.float32, 1], Self.rows
-        ](self.first[unsafe_offset=thread % Self.rows * Self.stride + column])
+        var values = Array[Float32, Self.rows](fill=0)
+        comptime for row in range(Self.rows):
+            values[row] = self.first[unsafe_offset=row * Self.stride + column]
+        return values_reduce[combine_columns[largest, DType.float32, 1]](values)
 
     @inline(.always)
     def reduce[
         dtype: DType, //, largest: Bool
     ](self, thread: Int, value: SIMD[dtype, Self.width]) -> Self.Values:
         """Combines the values of the threads of each lane and hands the result to each, with the same bits; it is left
-        in the first row as well if there are eight.
+        in the first row as well if there are more than four.
 
         Every thread of the block must call this, once.
 
@@ -506,13 +503,12 @@ struct Scratch[tile: Tile](TrivialRegisterPassable):
         """
         var result = self.gather[largest](thread, value)
         comptime if Self.rows > 4:
-            comptime all = Self.columns * Self.rows
-            comptime for start in range(0, all, Self.threads):
-                if start + thread < all:
-                    var column = (start + thread) // Self.rows
-                    var combined = self.column[largest](column, thread)
-                    if thread % Self.rows == 0:
-                        self.first[unsafe_offset=column] = combined
+            # Fewer instructions than by several threads a column.
+            comptime for start in range(0, Self.columns, Self.threads):
+                if start + thread < Self.columns:
+                    self.first[unsafe_offset=start + thread] = self.column[
+                        largest
+                    ](start + thread)
             barrier()
             return self.take(0, thread)
         elif Self.rows > 1:
