@@ -203,20 +203,25 @@ def resident_columns[
                     largest = maximum(largest, next[j])
                     slots.keep(i + j - vectors, next[j].cast[Kept.dtype]())
     var m = Vector(0)
+    var scale = Unit(m)
     comptime if not gradient:
         comptime if S.Column.scaled:
-            m = maxima.reduce[True](thread, source.logits(largest))
+            m, scale = maxima.scale_of_largest[exact](
+                thread, source.logits(largest)
+            )
         else:
-            m = maxima.reduce[True](thread, largest.cast[compared]())
+            m, scale = maxima.scale_of_largest[exact](
+                thread, largest.cast[compared]()
+            )
 
     @inline(.always)
-    def scale_of(m: Vector) {imm} -> Unit:
-        """Returns the scale of maxima; a factor of elements is best in its slope.
+    def with_factor(scale: Unit) {imm} -> Unit:
+        """Returns a scale for elements: a factor of them is best in its slope.
         """
-        var scale = Unit(m)
+        var result = scale
         comptime if S.Column.scaled and not exact:
-            scale.slope *= source.columns[0].factor()
-        return scale
+            result.slope *= source.columns[0].factor()
+        return result
 
     @inline(.always)
     def exponentials_of[
@@ -228,7 +233,7 @@ def resident_columns[
         else:
             return scale.exp(kept.cast[F]())
 
-    var scale = scale_of(m)
+    scale = with_factor(scale)
 
     # Few terms are summed plainly; one running sum of all would round equal ones the same way each time.
     var sum = Sum[DType.float32, width]()
@@ -268,13 +273,67 @@ def resident_columns[
                 comptime if in_slots:
                     slots.keep(slot, e.cast[Kept.dtype]())
                 add[exact](sum, e)
-    # Of a gradient its sum is all.
-    var pair: Pair[width]
+    # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
+    comptime rescaled = clustered or S.has_sink
+    comptime lowered = exact and rescaled and in_registers
+    # What follows from a pair is found by one thread for all.
+    comptime once = maxima.has_ends and not (
+        gradient or S.has_sink or finish == Finish.PAIR
+    )
+
+    @inline(.always)
+    def leave(column: Int, pair: Pair[1]) {imm}:
+        """Leaves in the rows of a column's sums what its results are made with.
+        """
+        var ended = pair
+        comptime rows = Scratch[tile].stride
+        var place = sums.first.unsafe_offset(column)
+        place[] = end[finish, exact, lowered](ended, x.is_masked())
+        place[unsafe_offset=rows] = ended.m
+        comptime if rescaled and in_registers:
+            var mine = maxima.first[unsafe_offset=column]
+            place[unsafe_offset=2 * rows] = rest_of[exact](mine, pair.m)
+        elif rescaled:
+            sums.leave(2, column, Scale[exact](pair.m))
+
+    var pair = Pair(m, Vector(0))
     comptime if clustered:
         _ = sums.gather[False](thread, sum.value)
-        pair = exchanged[exact, not gradient](cluster, maxima, sums, thread)
+        exchange[not gradient](cluster, maxima, sums, thread)
+        comptime for start in range(0, numbers, tile.threads):
+            var i = start + thread
+            if i < numbers:
+                var two = received[exact, not gradient](cluster, i)
+                # Nobody else has looked at these columns' sums.
+                comptime if once:
+                    leave(i, two)
+                elif gradient:
+                    sums.first[unsafe_offset=2 * i] = two.m
+                    sums.first[unsafe_offset=2 * i + 1] = two.d
+                else:
+                    sums.first[unsafe_offset=i] = two.m
+                    sums.first[unsafe_offset=sums.stride + i] = two.d
+        barrier()
+        comptime if gradient:
+            # Its sum is all.
+            pair.d = sums.take(0, thread)
+        elif not once:
+            pair = Pair(sums.take(0, thread), sums.take(1, thread))
+    elif once:
+        _ = sums.gather[False](thread, sum.value)
+        comptime for start in range(0, sums.columns, tile.threads):
+            var column = start + thread
+            if column < sums.columns:
+                leave(
+                    column,
+                    Pair[1](
+                        maxima.first[unsafe_offset=column],
+                        sums.column[False](column),
+                    ),
+                )
+        barrier()
     else:
-        pair = Pair(m, sums.reduce[False](thread, sum.value))
+        pair.d = sums.reduce[False](thread, sum.value)
     comptime if S.has_sink:
         var logits = none
         if part.is_there:
@@ -285,23 +344,22 @@ def resident_columns[
             part.write[exact](y.pairs[DType.float32](), pair)
         return
 
-    # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
-    comptime rescaled = clustered or S.has_sink
-    comptime lowered = exact and rescaled and in_registers
     var rest = Vector(1)
-    comptime if rescaled:
-        var of_row = Unit(pair.m)
-        comptime if not in_registers:
+    var factor = Vector(0)
+    comptime if once:
+        factor = sums.take(0, thread)
+        pair.m = sums.take(1, thread)
+        comptime if rescaled and in_registers:
+            rest = sums.take(2, thread)
+        elif rescaled:
+            scale = with_factor(sums.scale[exact](2, thread, pair.m))
+    else:
+        comptime if rescaled and in_registers:
+            rest = rest_of[exact](m, pair.m)
+        elif rescaled:
             # What is computed anew can as well be in that unit.
-            scale = scale_of(pair.m)
-        else:
-            comptime if exact:
-                rest = scale.over_lowered(of_row)
-            else:
-                rest = scale.over(of_row)
-            # In a part of nothing but -inf, all is 0.
-            rest = m.eq(none).select(Vector(0), rest)
-    var factor = end[finish, exact, lowered](pair, x.is_masked())
+            scale = with_factor(Unit(pair.m))
+        factor = end[finish, exact, lowered](pair, x.is_masked())
     var shared = G(pair.d)
     var secret = zero
     comptime if not gradient:
@@ -444,38 +502,58 @@ def _slot_bytes[S: RowSource](tile: Tile) -> Int:
 
 
 @inline(.always)
-def exchanged[
-    real: Bool,
-    numbers: Int,
-    tile: Tile,
-    //,
-    exact: Bool,
-    of_pairs: Bool,
+def rest_of[
+    width: SIMDLength, //, exact: Bool
+](m: SIMD[DType.float32, width], of_row: SIMD[DType.float32, width]) -> SIMD[
+    DType.float32, width
+]:
+    """Returns what a block's exponentials are to be multiplied by to be in the unit of their rows, lowered if they are exact.
+
+    Parameters:
+        width: How many rows.
+        exact: Of the scale that the exponentials are in.
+
+    Args:
+        m: The block's maxima.
+        of_row: Those of whole rows.
+    """
+    comptime Vector = SIMD[DType.float32, width]
+    var scale = Scale[exact, width](m)
+    var larger = Scale[exact, width](of_row)
+    var rest: Vector
+    comptime if exact:
+        rest = scale.over_lowered(larger)
+    else:
+        rest = scale.over(larger)
+    # In a part of nothing but -inf, all is 0.
+    return m.eq(neg_inf[DType.float32]()).select(Vector(0), rest)
+
+
+@inline(.always)
+def exchange[
+    real: Bool, numbers: Int, tile: Tile, //, of_pairs: Bool
 ](
     cluster: Cluster[real, numbers],
     maxima: Scratch[tile],
     sums: Scratch[tile],
     thread: Int,
-) -> Pair[tile.width]:
-    """Returns the pairs of whole rows, or their sums in the place of pairs' sums: the same bits for every thread of a lane in all of the
-    cluster.
+):
+    """Sends each block of the cluster what this one has of each column, and waits for what all have sent.
 
-    A thread has a column, or two of sums: it combines the block's sums, sends two numbers to each block, and then combines what all blocks have sent.
+    A thread has a column, or two of sums: it combines what the warps have left.
 
     Parameters:
         real: As of `Cluster`.
         numbers: Twos of numbers that each block sends to each.
         tile: The block's columns.
-        exact: Of the scale that the sums are in.
         of_pairs: Whether there are maxima.
 
     - `cluster`: This block's.
     - `maxima`: With the columns' maxima in its first row.
     - `sums`: With the sums of each warp.
     """
-    comptime threads = tile.threads
     cluster.open(cluster.blocks * numbers)
-    comptime for start in range(0, numbers, threads):
+    comptime for start in range(0, numbers, tile.threads):
         var i = start + thread
         if i < numbers:
             var a: Float32
@@ -489,36 +567,37 @@ def exchanged[
             for block in range(cluster.blocks):
                 cluster.send(block, 2 * (cluster.rank * numbers + i), a, b)
     cluster.close()
-    comptime for start in range(0, numbers, threads):
-        var i = start + thread
-        if i < numbers:
-            comptime Numbers = Array[Float32, PORTABLE_BLOCKS]
-            var a = Numbers(fill=neg_inf[DType.float32]() if of_pairs else 0)
-            var b = Numbers(fill=0)
-            comptime for block in range(PORTABLE_BLOCKS):
-                if block < cluster.blocks:
-                    var slot = cluster.mailbox.unsafe_offset(
-                        2 * (block * numbers + i)
-                    )
-                    a[block] = slot[unsafe_offset=0]
-                    b[block] = slot[unsafe_offset=1]
-            # Nobody else has looked at these columns' sums.
-            comptime if of_pairs:
-                var m = values_reduce[greater](a)
-                comptime for block in range(PORTABLE_BLOCKS):
-                    if block < cluster.blocks:
-                        b[block] = Pair[1](a[block], b[block]).sum_over(
-                            Scale[exact](m)
-                        )
-                sums.first[unsafe_offset=i] = m
-                sums.first[unsafe_offset=sums.stride + i] = values_reduce[
-                    total
-                ](b)
-            else:
-                sums.first[unsafe_offset=2 * i] = values_reduce[total](a)
-                sums.first[unsafe_offset=2 * i + 1] = values_reduce[total](b)
-    barrier()
-    comptime if of_pairs:
-        return Pair(sums.take(0, thread), sums.take(1, thread))
-    else:
-        return Pair[tile.width](0, sums.take(0, thread))
+
+
+@inline(.always)
+def received[
+    real: Bool, numbers: Int, //, exact: Bool, of_pairs: Bool
+](cluster: Cluster[real, numbers], i: Int) -> Pair[1]:
+    """Returns what all blocks have sent come to: the pair of a row, or the sums of two in its place. All blocks of the cluster have the same bits.
+
+    Parameters:
+        real: As of `Cluster`.
+        numbers: Twos of numbers that each block sends to each.
+        exact: Of the scale that the sums are in.
+        of_pairs: Whether there are maxima.
+
+    Args:
+        cluster: This block's.
+        i: Which two of the numbers.
+    """
+    comptime Numbers = Array[Float32, PORTABLE_BLOCKS]
+    var a = Numbers(fill=neg_inf[DType.float32]() if of_pairs else 0)
+    var b = Numbers(fill=0)
+    comptime for block in range(PORTABLE_BLOCKS):
+        if block < cluster.blocks:
+            var slot = cluster.mailbox.unsafe_offset(2 * (block * numbers + i))
+            a[block] = slot[unsafe_offset=0]
+            b[block] = slot[unsafe_offset=1]
+    comptime if not of_pairs:
+        return Pair[1](values_reduce[total](a), values_reduce[total](b))
+    var m = values_reduce[greater](a)
+    var scale = Scale[exact](m)
+    comptime for block in range(PORTABLE_BLOCKS):
+        if block < cluster.blocks:
+            b[block] = Pair[1](a[block], b[block]).sum_over(scale)
+    return Pair[1](m, values_reduce[total](b))

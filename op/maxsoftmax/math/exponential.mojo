@@ -267,6 +267,35 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
             self.intercept = (-self.m).fma(self.slope, Self.Values(HEADROOM))
             self.floor = 0
 
+    comptime parts = 3 if Self.exact else 2
+    """Numbers that a scale is made of, but for the maximum."""
+
+    @inline(.always)
+    def __init__(
+        out self, m: Self.Values, parts: Array[Self.Values, Self.parts]
+    ):
+        """The scale of maximum `m` as it was found before.
+
+        Args:
+            m: The maximum.
+            parts: What `part` returned.
+        """
+        self.m = m.eq(neg_inf[DType.float32]()).select(Self.Values(0), m)
+        self.offset = parts[0] if Self.exact else Self.Values(0)
+        self.slope = Self.Values(1.4426950408889634) if Self.exact else parts[0]
+        self.intercept = parts[1]
+        self.floor = parts[Self.parts - 1] if Self.exact else Self.Values(0)
+
+    @inline(.always)
+    def part[i: Int](self) -> Self.Values:
+        """Returns one of the numbers that it is made of."""
+        comptime if i == 0:
+            return self.offset if Self.exact else self.slope
+        elif i == 1:
+            return self.intercept
+        else:
+            return self.floor
+
     @inline(.always)
     def exp[
         lanes: SIMDLength, //

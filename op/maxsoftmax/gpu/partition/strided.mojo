@@ -17,6 +17,7 @@ from ...ops.finish import Finish
 from ...io.rows import Positions, Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
+from ...math.exponential import Scale
 from ..hardware.cluster import Pair
 from ..hardware.team import maximum
 from ..hardware.tree_reduction import Shared
@@ -486,6 +487,76 @@ struct Scratch[tile: Tile](TrivialRegisterPassable):
             values[row] = self.first[unsafe_offset=row * Self.stride + column]
         return values_reduce[combine_columns[largest, DType.float32, 1]](values)
 
+    comptime has_ends = Self.rows > 4
+    """Whether one thread combines a column, and can leave what is found once for all: it has its rows to itself until all have met at a barrier."""
+
+    @inline(.always)
+    def leave[exact: Bool](self, row: Int, column: Int, scale: Scale[exact]):
+        """Leaves a column's scale in its rows from one on.
+
+        Parameters:
+            exact: Of the scale.
+
+        Args:
+            row: The first of the rows.
+            column: Which of the block's.
+            scale: The scale.
+        """
+        comptime for i in range(Scale[exact].parts):
+            self.first[
+                unsafe_offset=(row + i) * Self.stride + column
+            ] = scale.part[i]()[0]
+
+    @inline(.always)
+    def scale[
+        exact: Bool
+    ](self, row: Int, thread: Int, m: Self.Values) -> Scale[exact, Self.width]:
+        """Returns the scales that have been left for a thread's columns.
+
+        Parameters:
+            exact: Of the scales.
+
+        Args:
+            row: The first of the rows.
+            thread: The thread.
+            m: Their maxima.
+        """
+        comptime S = Scale[exact, Self.width]
+        var parts = Array[Self.Values, S.parts](fill=Self.Values(0))
+        comptime for i in range(S.parts):
+            parts[i] = self.take(row + i, thread)
+        return S(m, parts)
+
+    @inline(.always)
+    def scale_of_largest[
+        dtype: DType, //, exact: Bool
+    ](self, thread: Int, value: SIMD[dtype, Self.width]) -> Tuple[
+        Self.Values, Scale[exact, Self.width]
+    ]:
+        """Does what `reduce` does for the largest, and returns the scales of them as well.
+
+        Parameters:
+            exact: Of the scales.
+
+        Args:
+            thread: This thread.
+            value: As of `reduce`.
+        """
+        comptime if Self.has_ends:
+            _ = self.gather[True](thread, value)
+            comptime for start in range(0, Self.columns, Self.threads):
+                var column = start + thread
+                if column < Self.columns:
+                    var m = self.column[True](column)
+                    self.first[unsafe_offset=column] = m
+                    self.leave(1, column, Scale[exact](m))
+            barrier()
+            var m = self.take(0, thread)
+            return m, self.scale[exact](1, thread, m)
+        else:
+            var m = self.reduce[True](thread, value)
+            return m, Scale[exact, Self.width](m)
+
     @inline(.always)
     def reduce[
         dtype: DType, //, largest: Bool
@@ -502,7 +573,7 @@ struct Scratch[tile: Tile](TrivialRegisterPassable):
             The combined value of the lane.
         """
         var result = self.gather[largest](thread, value)
-        comptime if Self.rows > 4:
+        comptime if Self.has_ends:
             # Fewer instructions than by several threads a column.
             comptime for start in range(0, Self.columns, Self.threads):
                 if start + thread < Self.columns:

@@ -279,6 +279,10 @@ def slots() -> Int:
     return (gpu.shared_memory_per_multiprocessor - 16 * 1024) // VECTOR_BYTES
 
 
+comptime WIDE_SKEWED = 112
+"""Positions of columns in registers from which on skewed ones are taken by more threads."""
+
+
 @fieldwise_init
 struct Strip(TrivialRegisterPassable):
     """How columns, rows along another axis, are held on the chip by blocks of 256 threads.
@@ -323,8 +327,8 @@ struct Strip(TrivialRegisterPassable):
         return fewest if dealt and self.lanes >= 64 else most
 
     def skews(self, wide: Bool) -> Bool:
-        """Returns whether columns may be taken by the granule. Few positions of 16 bits, without slots, are faster dealt: 2048×64×513 of bfloat16 128 µs, and 136
-        by the granule, 512×128×1025 131 and 140 (H100).
+        """Returns whether columns may be taken by the granule. Few positions of 16 bits, without slots, are faster dealt: 2048×64×513 of bfloat16 122 µs, and 128
+        by the granule, 512×96×1025 104 and 114, or 107 by twice as many threads (H100).
 
         Args:
             wide: Whether elements have 4 bytes, not 2.
@@ -332,16 +336,17 @@ struct Strip(TrivialRegisterPassable):
         return self.slotted or wide and self.lanes <= 16
 
     def times(self) -> Int:
-        """Returns how many times as many lanes and threads take columns by the granule: where there are slots, more, so that fewer granules are read by two blocks.
+        """Returns how many times as many lanes and threads take columns by the granule, so that fewer granules are read by two blocks: where there are slots, and from
+        where on the L2 loses the halves of sectors that another block has not written yet. 512×128×1025 of float32 takes 199 µs instead of 241, 512×96×1025 172 instead of 153.
         """
-        return 2 if self.slotted else 1
+        return 2 if self.slotted or self.up_to > WIDE_SKEWED else 1
 
     def skewed(self) -> Self:
         """Returns how columns are held that are taken by the granule, by `times` as many threads, with the same bits.
         """
         var result = self
-        result.blocks = ceildiv(self.blocks, 2) if self.slotted else (
-            self.blocks - 1
+        result.blocks = self.blocks - 1 if self.times() == 1 else ceildiv(
+            self.blocks, 2
         )
         return result
 
@@ -349,7 +354,7 @@ struct Strip(TrivialRegisterPassable):
     def is_skewed(self, n: Int, blocks: Int, multiprocessors: Int) -> Bool:
         """Returns whether columns are taken by the granule rather than dealt.
 
-        On an H100, 512 times n by 1025 of float32 by the granule (dealt): 40 positions 79 µs (64), 56 90 (98), 80 170 (128), 96 183 (198), 112 190 (232). Of those in
+        On an H100, 512 times n by 1025 of float32 by the granule (dealt): 33 positions 65 µs (52), 56 83 (98), 80 147 (128), 96 153 (198). Of those in
         slots, 64×250×255 of bfloat16, by 192 blocks, takes 14.4 (11.5).
 
         Args:

@@ -6,7 +6,15 @@ Figures are shares of a device copy's rate on an H200, float32 / bfloat16, at th
 
 from std.math import ceildiv
 
-from .configuration import Lengths, HAS_ROOM, Stream, Strip, Team, Units
+from .configuration import (
+    HAS_ROOM,
+    Lengths,
+    Stream,
+    Strip,
+    Team,
+    Units,
+    WIDE_SKEWED,
+)
 
 comptime ONE_BY_ONE = 1024
 """Up to which length rows of computed logits that are no whole vectors are taken by the element. 16×1023×1023 of float32 take 36.7 µs, by
@@ -206,6 +214,7 @@ trait Tuning:
             Strip(8, 256, 8, 3 if wide else 2, False, 1),
             Strip(16, 64, 4, 4, False, 1),
             Strip(64, 16, 4, 4, False, 1),
+            Strip(WIDE_SKEWED, 8, 4, 4, False, 1),
             Strip(128, 8, 4, 4, False, 1),  # 0.94
             Strip(HAS_ROOM, 8, 3 if in_memory else 4, blocks, True, 1),
         ]
@@ -227,6 +236,7 @@ trait Tuning:
             Strip(8, 256, 8, 2, False, 1),
             Strip(16, 64, 4, 3, False, 1),
             Strip(64, 16, 4, 3, False, 1),
+            Strip(WIDE_SKEWED, 8, 4, 3, False, 1),
             Strip(128, 8, 4, 3, False, 1),  # 1.00 / 1.00
             Strip(HAS_ROOM, 8, 3, 3, True, 1),  # 0.99 / 0.98 (300 positions)
         ]
