@@ -6,12 +6,13 @@ exceed the registers are copied into slots asynchronously; logits that are compu
 kept widened in registers, narrow in slots. Of a gradient there are two inputs, and a sum that needs no maximum.
 """
 
-from std.math import ceildiv
+from std.math import align_up, ceildiv
 from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, WARP_SIZE, thread_idx
 from max.gpu.host import DeviceContext, Dim
+from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 
 from ..math.exponential import Scale
@@ -540,7 +541,7 @@ def exchange[
 ):
     """Sends each block of the cluster what this one has of each column, and waits for what all have sent.
 
-    A thread has a column, or two of sums: it combines what the warps have left.
+    A thread has a column: it combines what the warps have left, and of sums every other thread sends its neighbour's as well.
 
     Parameters:
         real: As of `Cluster`.
@@ -553,19 +554,22 @@ def exchange[
     - `sums`: With the sums of each warp.
     """
     cluster.open(cluster.blocks * numbers)
-    comptime for start in range(0, numbers, tile.threads):
+    comptime columns = numbers if of_pairs else 2 * numbers
+    comptime for start in range(0, columns, tile.threads):
         var i = start + thread
-        if i < numbers:
-            var a: Float32
-            var b: Float32
+        # Whole warps, for the shuffle.
+        if i < align_up(columns, WARP_SIZE):
+            var column = min(i, columns - 1)
+            var a = sums.column[False](column)
+            var b = a
             comptime if of_pairs:
-                a = maxima.first[unsafe_offset=i]
-                b = sums.column[False](i)
+                a = maxima.first[unsafe_offset=column]
             else:
-                a = sums.column[False](2 * i)
-                b = sums.column[False](2 * i + 1)
-            for block in range(cluster.blocks):
-                cluster.send(block, 2 * (cluster.rank * numbers + i), a, b)
+                b = warp.shuffle_xor(a, 1)
+                i = i // 2 if i % 2 == 0 else numbers
+            if i < numbers:
+                for block in range(cluster.blocks):
+                    cluster.send(block, 2 * (cluster.rank * numbers + i), a, b)
     cluster.close()
 
 
