@@ -442,7 +442,7 @@ def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
 @pytest.mark.parametrize(
     ("outer", "n", "inner"),
     [
-        # Held in registers, in slots, by clusters of two, three and eight blocks, and read twice.
+        # Held in registers, in slots, by clusters of two, three and eight blocks, too long for granules, read twice.
         *[
             (3, 50, 1025),
             (70, 64, 514),
@@ -452,7 +452,9 @@ def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
             (130, 300, 301),
             (420, 480, 53),
         ],
-        *[(40, 513, 1027), (9, 1023, 2045), (400, 1000, 101), (3, 5000, 4099), (1, 11_000, 4001), (1, 17_001, 6005)],
+        *[(40, 513, 1027), (9, 1023, 2045), (400, 1000, 101), (3, 5000, 4099), (2, 11_000, 4001), (1, 17_001, 6005)],
+        # By the whole GPU.
+        *[(1, 18_001, 2047), (2, 50_257, 513)],
     ],
 )
 def test_columns_by_the_granule_have_the_bits_of_others(what, outer, n, inner, dtype):

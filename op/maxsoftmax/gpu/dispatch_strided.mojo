@@ -104,22 +104,17 @@ def _by[
         var units = grid_column_units(rows.n, queue)
         if units > 0:
             comptime tile = Tile(LANES, width, way)
-            comptime for skewed in [True, False]:
-                comptime by = tile.skewed(1) if skewed else tile
-                if (
-                    not skewed
-                    or skews
-                    and aligned
-                    and _fits[by](y, x, other, rows)
-                ):
-                    resident_grid_strided[finish, by](
-                        rebind[MemoryTarget[S.elements]](y),
-                        rebind[MemorySource[S.elements]](x).memory,
-                        rows,
-                        units,
-                        queue,
+            var to = rebind[MemoryTarget[S.elements]](y)
+            var memory = rebind[MemorySource[S.elements]](x).memory
+            comptime if skews:
+                comptime skewed = tile.skewed(1)
+                if aligned and _fits[skewed](y, x, other, rows):
+                    resident_grid_strided[finish, skewed](
+                        to, memory, rows, units, queue
                     )
                     return
+            resident_grid_strided[finish, tile](to, memory, rows, units, queue)
+            return
     comptime if line == len(table):
         # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)
         comptime lanes = 8 if width > 1 else 32
@@ -143,11 +138,13 @@ def _by[
             if surely or rows.n <= most:
                 comptime if skews and t.skews(size_of[S.elements]() > 2):
                     comptime skewed = Tile(t.lanes, width).skewed(t.times())
-                    var blocks = skewed.count(rows) * t.cluster_blocks(
-                        rows.n, room
-                    )
+                    # Twice the columns are not twice the room: sums take more.
+                    comptime limit = resident_room[S, finish](t.alone(), skewed)
+                    var together = t.cluster_blocks(rows.n, room)
+                    var blocks = skewed.count(rows) * together
                     if (
                         aligned
+                        and ceildiv(rows.n, together) <= limit
                         and t.is_skewed(rows.n, blocks, queue.sm_count())
                         and _fits[skewed](y, x, other, rows)
                     ):

@@ -350,6 +350,13 @@ struct Strip(TrivialRegisterPassable):
         )
         return result
 
+    def alone(self) -> Self:
+        """Returns how columns are held by blocks of which each has a multiprocessor to itself.
+        """
+        var result = self
+        result.blocks = 1
+        return result
+
     @inline(.always)
     def is_skewed(self, n: Int, blocks: Int, multiprocessors: Int) -> Bool:
         """Returns whether columns are taken by the granule rather than dealt.
