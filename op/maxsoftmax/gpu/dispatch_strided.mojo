@@ -11,8 +11,8 @@ from ..io.target import RowTarget
 from ..queue import Queue
 from ..io.rows import Positions, Rows, Source, VECTOR_BYTES, nowhere
 from .fallback import fallback
-from .partition.deal import Tile, Way
 from .partition.row import vector_width
+from .partition.tile import Tile, Way
 from .resident_grid_strided import (
     GRID_LENGTH,
     LANES,

@@ -20,7 +20,6 @@ What of others a warp has to hear waits behind what its neighbours load, so that
 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
-from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -46,15 +45,11 @@ from .hardware.meeting import Meeting
 from .hardware.pdl import pdl_wait
 from .hardware.slots import Slots
 from .hardware.team import maximum
-from .partition.deal import COLUMN_THREADS, Deal, Tile
+from .partition.deal import Deal
 from .partition.pair import add, end
-from .partition.strided import (
-    StridedPart,
-    combine_columns,
-    is_exact,
-    put_askew,
-    put_straight,
-)
+from .partition.scratch import combine_columns, put_askew, put_straight
+from .partition.strided import StridedPart, is_exact
+from .partition.tile import COLUMN_THREADS, Tile
 
 comptime LANES = 8
 """Vectors of columns that a warp takes: a line of the cache."""

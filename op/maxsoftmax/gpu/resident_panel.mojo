@@ -18,7 +18,7 @@ from ..queue import Queue
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.slots import fetch_vector, wait_for_vectors
 from .hardware.tree_reduction import Shared
-from .partition.deal import COLUMN_THREADS, Tile
+from .partition.tile import COLUMN_THREADS, Tile
 from .resident_strided import resident_columns
 from .tuning import Strip
 

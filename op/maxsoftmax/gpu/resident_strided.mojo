@@ -25,13 +25,9 @@ from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
-from .partition.deal import Tile
-from .partition.strided import (
-    is_exact,
-    Scratch,
-    scratch_bytes,
-    StridedPart,
-)
+from .partition.scratch import Scratch, scratch_bytes
+from .partition.strided import is_exact, StridedPart
+from .partition.tile import Tile
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import again, anew
 from .hardware.slots import Slots, kept_dtype, wait_after

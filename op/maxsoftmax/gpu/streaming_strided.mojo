@@ -27,11 +27,13 @@ from ..io.source import RowSource, SourceColumn
 from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
-from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.rows import Rows, Source
 from .hardware.cluster import Pair
-from .partition.deal import COLUMN_THREADS, Deal, Sources, Tile, Way
+from .partition.deal import Deal, Sources
 from .partition.row import again
-from .partition.strided import is_exact, Scratch, StridedPart
+from .partition.scratch import Scratch
+from .partition.strided import is_exact, StridedPart
+from .partition.tile import COLUMN_THREADS, Tile, Way
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .hardware.team import maximum
 from .partition.pair import add, end

@@ -4,7 +4,8 @@ from std.sys import inlined_assembly, is_nvidia_gpu
 from max.gpu import WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES
-from ..partition.deal import Deal, Tile
+from ..partition.deal import Deal
+from ..partition.tile import Tile
 from .board import bits_of
 from .cluster import Pair
 from .column_board import ColumnBoard

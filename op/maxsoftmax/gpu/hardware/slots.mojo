@@ -6,7 +6,7 @@ barrier is needed but the thread's own wait.
 
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
-from max.gpu import WARP_SIZE, thread_idx
+from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
 from ...io.rows import Source, VECTOR_BYTES
@@ -60,14 +60,6 @@ struct Slots[dtype: DType, team: Int, width: Int](TrivialRegisterPassable):
         """Returns how many elements after a thread's first slot another one is.
         """
         return slot * Self.team * Self.width
-
-    @inline(.always)
-    def of_warp(self, slot: Int) -> Shared[Scalar[Self.dtype]]:
-        """Returns where a slot of the first thread of a warp is, before those of the others.
-        """
-        return self.first.unsafe_offset(
-            Self.place(slot) - Int(thread_idx.x) % WARP_SIZE * Self.width
-        )
 
     @inline(.always)
     def fetch(self, slot: Int, source: Source[Self.dtype]):
