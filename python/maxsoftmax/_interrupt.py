@@ -27,6 +27,10 @@ def interruptible(function: Callable[[], Result]) -> Result:
         except BaseException as error:
             made.set_exception(error)
 
-    threading.Thread(target=run, name="maxsoftmax", daemon=True).start()
+    thread = threading.Thread(target=run, name="maxsoftmax", daemon=True)
+    thread.start()
+    # The system may hand a signal to another thread, which does not wake this one.
+    while thread.is_alive():
+        thread.join(0.1)
     result: Result = made.result()
     return result
