@@ -17,7 +17,7 @@ import contract
 import ml_dtypes
 import numpy as np
 import pytest
-from torch_tensors import F, classes, needs_gpus, normal, torch
+from torch_tensors import F, classes, in_processes, needs_gpus, normal, torch
 
 dist = pytest.importorskip("torch.distributed")
 modes = pytest.importorskip("torch.utils._python_dispatch")
@@ -361,7 +361,7 @@ def ranks(request, tmp_path_factory):
     for dtype in ALLOWED:
         for name in ("statistics", "shard", "shard_loss"):
             memory.plan(name, torch.zeros(1, dtype=dtype, device=kind), (1, 1, 1))
-    torch.multiprocessing.spawn(process, (world, kind, str(folder)), world)
+    in_processes(process, world, world, kind, str(folder))
     return [torch.load(folder / str(rank), map_location="cpu", weights_only=False) for rank in range(world)]
 
 
@@ -524,15 +524,13 @@ def failing(rank, folder):
         failure(sharded_functions.softmax, torch.zeros(2, 3)),
     ]
     torch.save(found, f"{folder}/{rank}")
-    if rank:
-        os._exit(0)
-    torch.save(failure(sharded_functions.softmax, torch.zeros(2, 3)), f"{folder}/alone")
-    os._exit(0)
+    if rank == 0:
+        torch.save(failure(sharded_functions.softmax, torch.zeros(2, 3)), f"{folder}/alone")
 
 
 def test_what_the_group_itself_refuses(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    torch.multiprocessing.spawn(failing, (str(tmp_path),), 2)
+    in_processes(failing, 2, str(tmp_path))
     for rank in range(2):
         *different, same = torch.load(tmp_path / str(rank), weights_only=False)
         for error, text in different:

@@ -1,7 +1,7 @@
 """DTensors, split over meshes of two and of four processes, against torch's own functions on one."""
 
 import pytest
-from torch_tensors import F, classes, normal, ours, torch
+from torch_tensors import F, classes, in_processes, normal, ours, torch
 
 dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
@@ -106,4 +106,4 @@ def test_results_and_gradients_are_those_of_one_process(world, tmp_path):
     ours.cross_entropy(x, TARGET).backward()
     for name in ("statistics", "shard", "shard_loss"):
         memory.plan(name, LOGITS, (1, 1, 1))
-    torch.multiprocessing.spawn(process, (world, str(tmp_path)), world)
+    in_processes(process, world, world, str(tmp_path))

@@ -1,5 +1,7 @@
 """What the tests of the functions for torch share."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -57,3 +59,14 @@ def same(mine, theirs, x):
         gradients.append(torch.autograd.grad(y, x, dy)[0])
     close(*results)
     close(*gradients)
+
+
+def in_processes(function, world, *arguments):
+    """Calls a function with its rank and the arguments in each of `world` processes; what one of them raises, fails."""
+    torch.multiprocessing.spawn(_in_process, (function, *arguments), world)
+
+
+def _in_process(rank, function, *arguments):
+    function(rank, *arguments)
+    # A thread of MAX's or of gloo's that is still there when Python ends aborts the process, once in a hundred times.
+    os._exit(0)
