@@ -1,5 +1,8 @@
 """The bits of a row on a CPU: they depend on the row alone, not on its batch, its place, its address or the threads."""
 
+import itertools
+
+import maxsoftmax
 import numpy as np
 import pytest
 from maxsoftmax._native import bits, fail, plan
@@ -100,7 +103,7 @@ def test_bits_of_a_row_are_its_own(n, along):
 
 
 @pytest.mark.parametrize("along", ["rows", "columns"])
-@pytest.mark.parametrize("n", [777, 4096, 50257])
+@pytest.mark.parametrize("n", [3, 130, 777, 4096, 4097, 50257])
 def test_results_that_no_cache_holds_have_the_same_bits(n, along):
     # 20 MB and more may be written past the caches; a few rows of them are not.
     random = np.random.default_rng(n)
@@ -108,7 +111,8 @@ def test_results_that_no_cache_holds_have_the_same_bits(n, along):
     x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
     target = random.integers(0, n, count)
 
-    places = ((0, 5), (count // 2, count // 2 + 16), (count - 7, count))
+    ends = [0, 5, count // 3, 2 * count // 3 + 1, count]
+    places = list(itertools.pairwise(ends))
     parts = [results(slice_of(along, x, *p), slice_of(along, dy, *p), target[slice(*p)].copy(), 1, 0) for p in places]
     for threads, offset in ((0, 0), (1, 4)):
         whole = results(slice_of(along, x, 0, count), slice_of(along, dy, 0, count), target, threads, offset)
@@ -116,6 +120,19 @@ def test_results_that_no_cache_holds_have_the_same_bits(n, along):
             for name, found in part.items():
                 expected = np.ascontiguousarray(whole[name][start:end])
                 assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), (name, start, threads, offset)
+
+
+@pytest.mark.parametrize("shape", [(300_000, 5, 7), (40, 301, 601), (3, 3, 700_001)])
+def test_computed_logits_of_results_that_no_cache_holds_have_the_same_bits(shape):
+    random = np.random.default_rng(0)
+    x = random.standard_normal(shape, dtype=np.float32)
+    mask = random.random(shape) < 0.7
+    for causal in (False, True):
+        options = {"scale": 0.5, "causal": causal, "sink": np.float32(0.3)}
+        whole = maxsoftmax.softmax(x, mask=mask, **options)
+        for part in itertools.starmap(slice, itertools.pairwise((0, 1, shape[0] // 2, shape[0]))):
+            alone = maxsoftmax.softmax(x[part], mask=mask[part], **options)
+            assert np.array_equal(alone.view(np.uint32), whole[part].view(np.uint32)), (causal, part)
 
 
 @pytest.mark.parametrize("shape", [(97, 65537, 1), (1, 5000, 1040)])

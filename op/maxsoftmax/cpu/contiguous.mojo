@@ -7,11 +7,12 @@ from std.utils.numerics import neg_inf
 from ..math.exponential import Unit
 from ..math.online import MaxSum, Sum
 from ..io.rows import Rows
+from .dividing import Beside, Dividing, Nothing
 from .lanes import collapse, each, each_from, fold_max, fold_sum, larger
 from .memory import first_lanes, LINE, load_plain, store_plain
 from .operations import Operation, Place
 from .portion import Portion
-from .schedule import Bundles, Pairs, Room
+from .schedule import Bundles, Pairs, Reduced, Room
 from .sources import RowSource
 from .targets import RowTarget
 from .tuning import (
@@ -21,7 +22,6 @@ from .tuning import (
     KEPT_IN_RESULTS,
     READ_AHEAD,
     SPAN,
-    STREAMED_TOGETHER,
     TOGETHER,
     VECTORS,
     WRITE_AHEAD,
@@ -34,7 +34,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
 
     For a pair a span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that
     maximum. What divides these by the sum of the whole row finds them in the target if they are no wider, or else in the
-    core's own memory, or if there is none computes them again.
+    core's own memory, or if there is none computes them again. Results that are streamed are written a step at a time beside the sums of the next
+    rows.
 
     Parameters:
         S: What is read.
@@ -50,6 +51,10 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     comptime Sums = Sum[Self.accum, Self.width]
     comptime Pair = MaxSum[Self.O.accum, Self.O.lanes]
     comptime streams = Self.T.streams
+    comptime overlapping = Self.streams and Self.O.divides
+    """Whether exponentials that are kept are divided beside the next row's."""
+    comptime rooms = 2 if Self.S.is_computed else 1
+    """What is computed waits where exponentials will: that of the next rows not where those of others still are."""
     comptime waits = Self.T.holds == Self.accum and not Self.streams
     """Whether exponentials wait for their sum where the results go."""
 
@@ -73,14 +78,26 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             return 0
         return self.pairs() * self._apart() if self._stays() else 0
 
-    def together(self) -> Int:
-        # Others are read again, from the first cache if they are written at once: the gradient of 8192×1021 float32 takes 1.2 times as long together.
-        comptime if Self.streams and Self.O.divides:
-            if self.target.shares_lines():
-                return max(
-                    1, STREAMED_TOGETHER // max(1, self.pairs() * self.rows.n)
-                )
-        return 1
+    def overlaps(self) -> Bool:
+        comptime if Self.overlapping:
+            return self._stays()
+        return False
+
+    def write_beside(
+        self,
+        written: Reduced[Self.accum, 1],
+        start: Int,
+        end: Int,
+        joins: Bool,
+        next: Optional[Reduced[Self.accum, 1]],
+    ) -> Bool:
+        comptime if Self.overlapping:
+            comptime for whole in [True, False]:
+                if whole == (self.rows.n <= SPAN):
+                    return self._divide_beside[whole](
+                        written, start, end, joins, next
+                    )
+        return False
 
     def reduce(
         self,
@@ -118,6 +135,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                     first + i, start, end, kept_of(i)
                 )
             var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+            var nothing = Nothing()
             for i in range(rows):
                 var m = part[unsafe_offset=i].m
                 var kept = kept_of(i)
@@ -126,17 +144,13 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                     comptime if flag or not Self.S.is_computed:
                         if flag == more:
                             sums[i] = self._sum[flag](
-                                first + i, start, end, Unit(m), kept
+                                first + i, start, end, Unit(m), kept, nothing
                             )
             _ = logits^
             for i in range(rows):
-                var d = collapse(sums[i])
-                comptime if Self.S.has_sink:
-                    if start == 0:
-                        var unit = Unit(part[unsafe_offset=i].m)
-                        var row = self.source.row(first + i, 0)
-                        d.add(unit.exp(row.load_sink[Self.accum, 1](0, 1)))
-                part[unsafe_offset=i].d = d
+                part[unsafe_offset=i].d = self._with_sink(
+                    first + i, start, part[unsafe_offset=i].m, collapse(sums[i])
+                )
 
     def write(
         self,
@@ -156,16 +170,14 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                     self.operation.finish(row, place)
             elif Self.O.divides:
                 var kept = self._kept(first + i, i, room)
-                var divided = self.operation.dividing(row)
                 comptime for whole in [True, False]:
                     if whole == (self.rows.n <= SPAN):
-                        var portion = Portion[Self.accum, whole](
-                            part[unsafe_offset=i],
-                            rebind[MaxSum[Self.accum, 1]](divided),
+                        var portion = self._portion[whole](
+                            part[unsafe_offset=i], row
                         )
                         # A row of one span is written by the core that reduced it.
                         comptime for keeps in [True, False]:
-                            comptime if keeps or not whole:
+                            comptime if not Self.overlapping if keeps else not whole:
                                 if keeps == Bool(kept):
                                     self._divide[keeps](place, portion, kept)
             elif Self.S.is_computed:
@@ -175,6 +187,25 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                         self._write[keeps](place, row, kept)
             else:
                 self._write[False](place, row, None)
+
+    @inline(.always)
+    def _with_sink(
+        self,
+        row: Int,
+        start: Int,
+        m: Scalar[Self.accum],
+        sum: Sum[Self.accum, 1],
+    ) -> Sum[Self.accum, 1]:
+        """Returns the sum of a row's first span with the exponential of the additional logit, if there is one.
+        """
+        var d = sum
+        comptime if Self.S.has_sink:
+            if start == 0:
+                var sink = self.source.row(row, 0).load_sink[Self.accum, 1](
+                    0, 1
+                )
+                d.add(Unit(m).exp(sink))
+        return d
 
     @inline(.always)
     def _rows(self, bundle: Int) -> Tuple[Int, Int]:
@@ -269,7 +300,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
 
     @inline(.always)
     def _sum[
-        more: Bool
+        B: Beside, //, more: Bool
     ](
         self,
         row: Int,
@@ -277,6 +308,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         end: Int,
         unit: Unit[Self.accum, 1],
         kept: Room[Self.accum],
+        mut beside: B,
     ) -> Self.Sums:
         """Returns the sums of e^x over a span; writes the exponentials to `kept`, or prefetches results, if there is `more`
         to do.
@@ -287,7 +319,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         var d = Self.Sums()
 
         @inline(.always)
-        def add[n: SIMDLength](i: Int, count: Int) {mut d, imm}:
+        def add[n: SIMDLength](i: Int, count: Int) {mut d, mut beside, imm}:
+            beside.step()
             var values: SIMD[Self.accum, n]
             comptime if keeps and Self.S.is_computed:
                 var at = kept.value().unsafe_offset(i)
@@ -329,6 +362,77 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         return {origin, collapse(sums)}
 
     @inline(.always)
+    def _portion[
+        whole: Bool
+    ](self, part: MaxSum[Self.accum, 1], total: Self.Pair) -> Portion[
+        Self.accum, whole
+    ]:
+        """Returns what divides a span that has the pair `part`."""
+        var divided = self.operation.dividing(total)
+        return {part, rebind[MaxSum[Self.accum, 1]](divided)}
+
+    @inline(.always)
+    def _divide_beside[
+        whole: Bool
+    ](
+        self,
+        written: Reduced[Self.accum, 1],
+        start: Int,
+        end: Int,
+        joins: Bool,
+        next: Optional[Reduced[Self.accum, 1]],
+    ) -> Bool:
+        """Does what `write_beside` does with rows that are of one span, if `whole`.
+        """
+        var pair = start // SPAN * self.pairs()
+        var first, rows = self._rows(written.bundle)
+        var now = next.or_else(written)
+        var follows = Bool(next) and now.bundle == written.bundle + 1
+        var first_now, rows_now = self._rows(now.bundle)
+        if not next:
+            rows_now = 0
+        var part = now.parts.unsafe_offset(pair)
+        for i in range(rows_now):
+            var kept = self._kept(first_now + i, i, now.room)
+            part[unsafe_offset=i].m = self._max(first_now + i, start, end, kept)
+        var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+        var waits = joins
+        # A core takes bundles in order, of which only the last may have fewer rows.
+        for i in range(rows):
+            var dividing = Dividing[Self.T, Self.accum, whole, Self.step](
+                self.target.row(first + i, 0),
+                self._portion[whole](
+                    written.parts[unsafe_offset=pair + i],
+                    rebind[Self.Pair](written.total[unsafe_offset=i]),
+                ),
+                self._kept(first + i, i, written.room).value(),
+                written.open,
+                start,
+                self._stop(self.source.row(first + i, 0), end),
+                end,
+                follows or i + 1 < rows or end < self.rows.n,
+            )
+            waits = dividing.begin(waits)
+            if i < rows_now:
+                sums[i] = self._sum[True](
+                    first_now + i,
+                    start,
+                    end,
+                    Unit(part[unsafe_offset=i].m),
+                    self._kept(first_now + i, i, now.room),
+                    dividing,
+                )
+            dividing.finish()
+        for i in range(rows_now):
+            part[unsafe_offset=i].d = self._with_sink(
+                first_now + i,
+                start,
+                part[unsafe_offset=i].m,
+                collapse(sums[i]),
+            )
+        return waits
+
+    @inline(.always)
     def _divide[
         keeps: Bool
     ](
@@ -356,10 +460,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                     x.prefetch[Self.step, READ_AHEAD](i, 0)
                     y.prefetch[Self.step, WRITE_AHEAD](i, 0)
             var p = portion.probability(e_x)
-            comptime if Self.streams and n != Self.step:
-                y.stream_some(i, 0, count, p)
-            else:
-                y.put[n == Self.step](i, 0, count, p)
+            y.put[n == Self.step](i, 0, count, p)
 
         @inline(.always)
         def divide_nothing[n: SIMDLength](i: Int, count: Int) {imm}:

@@ -98,29 +98,6 @@ def stream[
 
 
 @inline(.always)
-def stream_some[
-    dtype: DType, accum: DType, width: SIMDLength, //
-](y: Target[dtype], values: SIMD[accum, width], count: Int, scale: Float64 = 1):
-    """Stores the first `count` of `values`, or all, past the caches wherever they begin, if they have 4 bytes: a core collects what it stores so, and what
-    one row leaves of a line is soon filled by the next. Else as `store` does. 8192×1021 float32 take 1.21 ms, with regular stores for what is no line 1.37
-    (EPYC, Zen 5, two cores).
-    """
-    comptime alignment = min(LINE, Int(width) * size_of[dtype]())
-    comptime if size_of[dtype]() != 4:
-        store(y, values, count, scale)
-    else:
-        if count >= Int(width) and Int(y) % alignment == 0:
-            stream(y, values, scale)
-            return
-        var results = bitcast[DType.uint32](rounded[dtype](values, scale))
-        comptime for lane in range(Int(width)):
-            if lane < count:
-                y.unsafe_bitcast[UInt32]().unsafe_store[
-                    alignment=4, non_temporal=True
-                ](lane, results[lane])
-
-
-@inline(.always)
 def end_streams():
     """Makes what this core has stored past the caches visible, before anything that it stores from now on.
     """

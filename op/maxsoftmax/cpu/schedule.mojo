@@ -8,7 +8,7 @@ from ..queue import Queue
 from ..io.rows import Target
 from .memory import LINE
 from .shares import Shares, parallel, share_tasks, workers_for
-from .tuning import SHARES, SPAN
+from .tuning import SPAN
 
 comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin
@@ -18,6 +18,22 @@ comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
 comptime Room[dtype: DType] = Optional[Target[dtype]]
 """Memory of a core's own, where exponentials of the whole bundle can wait for their sum; none where another core may
 be the one that writes the results."""
+
+
+@fieldwise_init
+struct Reduced[dtype: DType, lanes: SIMDLength](TrivialRegisterPassable):
+    """What a core knows of a bundle between its reduction and its results."""
+
+    var bundle: Int
+    """Its number."""
+    var parts: Pairs[Self.dtype, Self.lanes]
+    """The pairs of each span, one after the other."""
+    var total: Pairs[Self.dtype, Self.lanes]
+    """The pairs of the whole rows: those of the only span, if there is one."""
+    var room: Target[Self.dtype]
+    """Where exponentials wait."""
+    var open: Target[Self.dtype]
+    """Where results wait that begin a line: a line of memory that is the same for all bundles of a core."""
 
 
 trait Bundles(TrivialRegisterPassable):
@@ -31,6 +47,8 @@ trait Bundles(TrivialRegisterPassable):
 
     comptime reduces: Bool
     """Whether anything is reduced before results are written."""
+    comptime rooms: Int = 1
+    """How many rooms bundles take in turn where one is written while the next is reduced."""
 
     def count(self) -> Int:
         """Returns the number of bundles."""
@@ -49,10 +67,10 @@ trait Bundles(TrivialRegisterPassable):
         """
         ...
 
-    def together(self) -> Int:
-        """Returns how many bundles are best reduced before any of them is written.
+    def overlaps(self) -> Bool:
+        """Returns whether a bundle is best written while its core reduces the next one, so that memory is at work all the time.
         """
-        return 1
+        return False
 
     def reduce(
         self,
@@ -80,6 +98,28 @@ trait Bundles(TrivialRegisterPassable):
         """
         ...
 
+    def write_beside(
+        self,
+        written: Reduced[Self.accum, Self.lanes],
+        start: Int,
+        end: Int,
+        joins: Bool,
+        next: Optional[Reduced[Self.accum, Self.lanes]],
+    ) -> Bool:
+        """Writes elements of a bundle as `write` does, and reduces those of another one meanwhile, as `reduce` does.
+
+        Args:
+            written: The bundle that is written.
+            start: The first of the elements.
+            end: The one after the last.
+            joins: What this returned last.
+            next: The bundle that is reduced, if there is one.
+
+        Returns:
+            Whether what the last line lacks is to be written next, by this core, which has not written the line.
+        """
+        return False
+
 
 def run[B: Bundles](bundles: B, queue: Queue) raises:
     """Computes every row, on as many cores as there is work for.
@@ -102,64 +142,85 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
     # By whole bundles, written while their rows are still in the core's cache: where there are enough to balance, or too few
     # elements to share out otherwise. The pairs merge in the same order as below.
     if spans == 1 or workers == 1 or count >= 4 * workers:
-        var together = max(
-            1, min(bundles.together(), count // (workers * SHARES))
-        )
         # The only span of a row has the pair of the row.
         var before_total = spans * pairs if spans > 1 else 0
         var apart = before_total + pairs
+        var overlaps = bundles.overlaps()
         var room_size = bundles.room()
 
         @inline(.always)
         def whole(shares: Shares) {imm}:
-            var parts = List[Pair](length=together * apart, fill=Pair())
+            var parts = List[Pair](
+                length=(1 + Int(overlaps)) * apart, fill=Pair()
+            )
             var memory = List[Scalar[B.accum]](
-                unsafe_uninit_length=together * room_size + LINE
+                unsafe_uninit_length=B.rooms * room_size + 2 * LINE
             )
             var part_of_first = parts.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
             # Vectors that lie in two lines take twice as long.
-            var room_of_first = memory.unsafe_ptr().unsafe_origin_cast[
+            var first_room = memory.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            room_of_first = room_of_first.unsafe_offset(
-                (-Int(room_of_first) % LINE) // size_of[B.accum]()
+            first_room = first_room.unsafe_offset(
+                (-Int(first_room) % LINE) // size_of[B.accum]()
             )
-            for group in shares:
-                var first = group * together
-                var some = min(together, count - first)
-                for i in range(some if B.reduces else 0):
-                    var part = part_of_first.unsafe_offset(i * apart)
-                    var room = room_of_first.unsafe_offset(i * room_size)
-                    for span in range(spans):
+
+            var open = first_room.unsafe_offset(B.rooms * room_size)
+            var before: Optional[Reduced[B.accum, B.lanes]] = None
+            var joins = False
+            var turn = 0
+            for bundle in shares:
+                var part = part_of_first.unsafe_offset(turn * apart)
+                var total = part.unsafe_offset(before_total)
+                var room = first_room.unsafe_offset(turn % B.rooms * room_size)
+                var now = Reduced[B.accum, B.lanes](
+                    bundle, part, total, room, open
+                )
+                for span in range(spans if B.reduces else 0):
+                    var start = span * SPAN
+                    var end = min(start + SPAN, n)
+                    if before:
+                        joins = bundles.write_beside(
+                            before.value(), start, end, joins, now
+                        )
+                    else:
                         bundles.reduce(
-                            first + i,
-                            span * SPAN,
-                            min((span + 1) * SPAN, n),
+                            bundle,
+                            start,
+                            end,
                             part.unsafe_offset(span * pairs),
                             room,
                         )
-                    if spans > 1:
-                        _merge(
-                            part, spans, pairs, part.unsafe_offset(before_total)
-                        )
-                for i in range(some):
-                    var part = part_of_first.unsafe_offset(i * apart)
-                    var room = room_of_first.unsafe_offset(i * room_size)
-                    for span in range(spans):
-                        bundles.write(
-                            first + i,
-                            span * SPAN,
-                            min((span + 1) * SPAN, n),
-                            part.unsafe_offset(span * pairs),
-                            part.unsafe_offset(before_total),
-                            room,
-                        )
+                if spans > 1:
+                    _merge(part, spans, pairs, total)
+                if overlaps:
+                    before = now
+                    turn = 1 - turn
+                    continue
+                for span in range(spans):
+                    bundles.write(
+                        bundle,
+                        span * SPAN,
+                        min((span + 1) * SPAN, n),
+                        part.unsafe_offset(span * pairs),
+                        total,
+                        room,
+                    )
+            if before:
+                for span in range(spans):
+                    joins = bundles.write_beside(
+                        before.value(),
+                        span * SPAN,
+                        min((span + 1) * SPAN, n),
+                        joins,
+                        None,
+                    )
             _ = parts^
             _ = memory^
 
-        parallel(whole, ceildiv(count, together), elements, queue)
+        parallel(whole, count, elements, queue)
         return
 
     # Few long rows: their spans are shared out, and the pairs meet in between.

@@ -6,7 +6,7 @@ from std.sys import size_of
 from ..math.online import accumulator
 from ..io.results import ResultRow, Results
 from ..io.rows import Rows, Target
-from .memory import fetch_to_write, LINE, store, stream, stream_some
+from .memory import fetch_to_write, LINE, store, stream
 from .sources import place_of
 from .tuning import NEVER, STREAMED
 
@@ -19,6 +19,8 @@ trait RowTarget(TrivialRegisterPassable):
     """Dtype of what may wait for results where these go; uint8 if nothing may."""
     comptime streams: Bool = False
     """Whether results are written past the caches."""
+    comptime line: Int = 1
+    """Elements of a line."""
     comptime Streaming: RowTarget
     """The same, written past the caches."""
 
@@ -57,18 +59,6 @@ trait RowTarget(TrivialRegisterPassable):
         """
         pass
 
-    def stream_some[
-        accum: DType, width: SIMDLength, //
-    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        """Writes the first `count` of `values`, rounded, past the caches where that can be done from any element on.
-        """
-        self.store(i, column, count, values)
-
-    def shares_lines(self) -> Bool:
-        """Returns whether a line may have elements of two rows along the last axis.
-        """
-        return False
-
     @inline(.always)
     def put[
         accum: DType, width: SIMDLength, //, may_stream: Bool
@@ -98,6 +88,7 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
 
     comptime holds = Self.dtype
     comptime streams = Self.streamed
+    comptime line = LINE // size_of[Self.dtype]()
     comptime Streaming = ToMemory[Self.dtype, Self.contiguous, True]
 
     var y: Target[Self.dtype]
@@ -161,17 +152,6 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     ](self, i: Int, column: Int, values: SIMD[accum, width]):
         var place = place_of[Self.contiguous](i, column, self.rows)
         stream(self.y.unsafe_offset(place), values, self.scale)
-
-    @inline(.always)
-    def stream_some[
-        accum: DType, width: SIMDLength, //
-    ](self, i: Int, column: Int, count: Int, values: SIMD[accum, width]):
-        var place = place_of[Self.contiguous](i, column, self.rows)
-        stream_some(self.y.unsafe_offset(place), values, count, self.scale)
-
-    def shares_lines(self) -> Bool:
-        comptime size = size_of[Self.dtype]()
-        return (Int(self.y) | self.rows.n * size) % LINE != 0
 
     @inline(.always)
     def memory[accum: DType](self) -> Optional[Target[accum]]:

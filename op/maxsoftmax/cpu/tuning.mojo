@@ -24,12 +24,7 @@ with half of it 81."""
 
 comptime BLOCK_STREAMED = BLOCK // 2
 """The same where results are streamed: exponentials wait in the core's own memory, which needs room in the first cache, too. On two cores of an EPYC
-(Zen 4) 32768×256 float32 take 1.59 to 1.74 ms, with all of `BLOCK` 1.84 to 1.89, with a quarter 1.64 to 1.69."""
-
-comptime STREAMED_TOGETHER = 1 << 15
-"""Elements of rows that are reduced before any of them is written, where results are streamed and a line may have elements of two rows: it is written
-whole if these are written one after the other. On two cores of an EPYC (Zen 5), a bundle after the other and so many elements: 8192×1021 float32 1.21 ms
-and 0.97, 4096×2047 1.22 and 1.09; where each row has lines of its own 32768×256 1.02 and 1.12."""
+(Zen 5) 32768×256 float32 take 0.83 ms, with all of `BLOCK` 0.97, with a quarter 1.0 and more."""
 
 comptime READ_AHEAD = 16384
 """Bytes by which reads are prefetched: while one span is computed, memory delivers the next. 8192×1024 float32 in
