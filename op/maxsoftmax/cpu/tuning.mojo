@@ -63,5 +63,5 @@ comptime NEVER = 1 << 62
 comptime STREAMED = 1 << 24 if IS_EPYC else NEVER
 """Bytes of results from which on they are written past the caches, which would not hold them until they are read.
 
-AMD EPYC (Zen 5, 2 cores, 32 MiB of third cache), float32, beside torch's copy, regular stores and then streaming ones: 2048×1024 0.89 and
-0.71, 3072×1024 0.88 and 0.92, 4096×1024 0.90 and 1.03, 8192×1024 0.72 and 0.96. Nobody has measured other CPUs."""
+AMD EPYC (Zen 5, 2 cores, 32 MiB of third cache), float32, regular stores and streaming ones, us: 512×1024 49 and 51, 2048×1024 166 and 165, 3072×1024
+260 and 261; 4096×1024 runs at 0.90 of a copy's rate and 1.03. Nobody has measured other CPUs."""
