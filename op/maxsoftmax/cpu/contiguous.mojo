@@ -34,8 +34,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
 
     For a pair a span is read for its maximum, and again, from the first cache, for its exponentials in the unit of that
     maximum. What divides these by the sum of the whole row finds them in the target if they are no wider, or else in the
-    core's own memory, or if there is none computes them again. Results that are streamed are written a step at a time beside the sums of the next
-    rows.
+    core's own memory, or if there is none computes them again. Results that are streamed are written a step at a time
+    beside the sums of the next rows.
 
     Parameters:
         S: What is read.
@@ -53,7 +53,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
     comptime streams = Self.T.streams
     comptime overlapping = Self.streams and Self.O.divides
     """Whether exponentials that are kept are divided beside the next row's."""
-    comptime rooms = 2 if Self.S.is_computed else 1
+    comptime rooms = 2 if Self.overlapping and Self.S.is_computed else 1
     """What is computed waits where exponentials will: that of the next rows not where those of others still are."""
     comptime waits = Self.T.holds == Self.accum and not Self.streams
     """Whether exponentials wait for their sum where the results go."""
@@ -175,9 +175,11 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                         var portion = self._portion[whole](
                             part[unsafe_offset=i], row
                         )
-                        # A row of one span is written by the core that reduced it.
+                        # Those that are kept are written by `write_beside` if they overlap, and a row of one span is kept.
                         comptime for keeps in [True, False]:
-                            comptime if not Self.overlapping if keeps else not whole:
+                            comptime if (
+                                keeps and not Self.overlapping
+                            ) or not (keeps or whole):
                                 if keeps == Bool(kept):
                                     self._divide[keeps](place, portion, kept)
             elif Self.S.is_computed:
@@ -397,9 +399,11 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             part[unsafe_offset=i].m = self._max(first_now + i, start, end, kept)
         var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
         var waits = joins
-        # A core takes bundles in order, of which only the last may have fewer rows.
+        # A core takes bundles in order, of which only the last may have fewer rows: `rows_now` is not more than `rows`.
         for i in range(rows):
-            var dividing = Dividing[Self.T, Self.accum, whole, Self.step](
+            var dividing = Dividing[
+                Self.T, Self.accum, whole, max(Self.step, Self.T.line)
+            ](
                 self.target.row(first + i, 0),
                 self._portion[whole](
                     written.parts[unsafe_offset=pair + i],

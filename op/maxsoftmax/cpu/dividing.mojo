@@ -29,13 +29,13 @@ struct Dividing[T: RowTarget, accum: DType, whole: Bool, size: Int](
 ):
     """The probabilities of a span, of exponentials that wait in the core's own memory, past the caches.
 
-    A line that has elements of two rows is written by whoever writes the second one, so that it is written as a whole.
+    A line that has elements of several rows of one core is written with the last of them, as a whole; what is another core's is stored apart.
 
     Parameters:
         T: What is written.
         accum: Dtype of the arithmetic.
         whole: Whether it is known at compile time that the span is all of its row.
-        size: Elements of a step.
+        size: Elements of a step, which are whole lines.
     """
 
     comptime line = SIMDLength(Self.T.line)
@@ -60,7 +60,7 @@ struct Dividing[T: RowTarget, accum: DType, whole: Bool, size: Int](
 
     @inline(.always)
     def begin(mut self, joins: Bool) -> Bool:
-        """Writes what ends a line that is not all of these.
+        """Writes up to the first line that begins in the span.
 
         Args:
             joins: Whether the probabilities that begin it wait.
@@ -111,14 +111,16 @@ struct Dividing[T: RowTarget, accum: DType, whole: Bool, size: Int](
 
     @inline(.always)
     def _store(self, end: Int):
-        """Writes up to a line, which others write to as well."""
+        """Stores the next elements up to `end`, in a line that another core writes to as well.
+        """
         self.y.store(
             self.i, 0, end - self.i, self._probabilities[Self.line](self.i)
         )
 
     @inline(.always)
     def _leave(self, end: Int, before: Int):
-        """Has up to a line wait, behind so many."""
+        """Has the next elements up to `end` wait, as the line's elements from `before` on.
+        """
         store_plain(
             self.open.unsafe_offset(before),
             self._probabilities[Self.line](self.i),

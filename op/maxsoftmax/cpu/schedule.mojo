@@ -33,7 +33,7 @@ struct Reduced[dtype: DType, lanes: SIMDLength](TrivialRegisterPassable):
     var room: Target[Self.dtype]
     """Where exponentials wait."""
     var open: Target[Self.dtype]
-    """Where results wait that begin a line: a line of memory that is the same for all bundles of a core."""
+    """Where results wait that begin a line: the same place for all bundles of a core."""
 
 
 trait Bundles(TrivialRegisterPassable):
@@ -106,17 +106,18 @@ trait Bundles(TrivialRegisterPassable):
         joins: Bool,
         next: Optional[Reduced[Self.accum, Self.lanes]],
     ) -> Bool:
-        """Writes elements of a bundle as `write` does, and reduces those of another one meanwhile, as `reduce` does.
+        """Writes a span of a bundle as `write` does, and reduces that of another one meanwhile, as `reduce` does. A core calls it for the spans of a bundle
+        in order, and for bundles in order.
 
         Args:
             written: The bundle that is written.
-            start: The first of the elements.
+            start: The first element of the span.
             end: The one after the last.
             joins: What this returned last.
             next: The bundle that is reduced, if there is one.
 
         Returns:
-            Whether what the last line lacks is to be written next, by this core, which has not written the line.
+            Whether results that begin a line wait in `open` for the next call.
         """
         return False
 
@@ -153,6 +154,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
             var parts = List[Pair](
                 length=(1 + Int(overlaps)) * apart, fill=Pair()
             )
+            # The first line for the alignment, and one of results, which has at most so many elements.
             var memory = List[Scalar[B.accum]](
                 unsafe_uninit_length=B.rooms * room_size + 2 * LINE
             )
