@@ -147,10 +147,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                                 first + i, start, end, Unit(m), kept, nothing
                             )
             _ = logits^
-            for i in range(rows):
-                part[unsafe_offset=i].d = self._with_sink(
-                    first + i, start, part[unsafe_offset=i].m, collapse(sums[i])
-                )
+            self._end(first, rows, start, sums, part)
 
     def write(
         self,
@@ -191,23 +188,24 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                 self._write[False](place, row, None)
 
     @inline(.always)
-    def _with_sink(
+    def _end(
         self,
-        row: Int,
+        first: Int,
+        rows: Int,
         start: Int,
-        m: Scalar[Self.accum],
-        sum: Sum[Self.accum, 1],
-    ) -> Sum[Self.accum, 1]:
-        """Returns the sum of a row's first span with the exponential of the additional logit, if there is one.
+        sums: Array[Self.Sums, TOGETHER],
+        part: Pairs[Self.accum, 1],
+    ):
+        """Completes the pairs of a span, given the sums of its lanes, of the first span with the additional logit's.
         """
-        var d = sum
-        comptime if Self.S.has_sink:
-            if start == 0:
-                var sink = self.source.row(row, 0).load_sink[Self.accum, 1](
-                    0, 1
-                )
-                d.add(Unit(m).exp(sink))
-        return d
+        for i in range(rows):
+            var d = collapse(sums[i])
+            comptime if Self.S.has_sink:
+                if start == 0:
+                    var unit = Unit(part[unsafe_offset=i].m)
+                    var row = self.source.row(first + i, 0)
+                    d.add(unit.exp(row.load_sink[Self.accum, 1](0, 1)))
+            part[unsafe_offset=i].d = d
 
     @inline(.always)
     def _rows(self, bundle: Int) -> Tuple[Int, Int]:
@@ -401,9 +399,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         var waits = joins
         # A core takes bundles in order, of which only the last may have fewer rows: `rows_now` is not more than `rows`.
         for i in range(rows):
-            var dividing = Dividing[
-                Self.T, Self.accum, whole, max(Self.step, Self.T.line)
-            ](
+            var dividing = Dividing[Self.T, Self.accum, whole, Self.step](
                 self.target.row(first + i, 0),
                 self._portion[whole](
                     written.parts[unsafe_offset=pair + i],
@@ -427,13 +423,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                     dividing,
                 )
             dividing.finish()
-        for i in range(rows_now):
-            part[unsafe_offset=i].d = self._with_sink(
-                first_now + i,
-                start,
-                part[unsafe_offset=i].m,
-                collapse(sums[i]),
-            )
+        self._end(first_now, rows_now, start, sums, part)
         return waits
 
     @inline(.always)

@@ -24,7 +24,7 @@ struct Nothing(Beside, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct Dividing[T: RowTarget, accum: DType, whole: Bool, size: Int](
+struct Dividing[T: RowTarget, accum: DType, whole: Bool, least: Int](
     Beside, TrivialRegisterPassable
 ):
     """The probabilities of a span, of exponentials that wait in the core's own memory, past the caches.
@@ -35,11 +35,13 @@ struct Dividing[T: RowTarget, accum: DType, whole: Bool, size: Int](
         T: What is written.
         accum: Dtype of the arithmetic.
         whole: Whether it is known at compile time that the span is all of its row.
-        size: Elements of a step, which are whole lines.
+        least: Elements of a step at least: it is of whole lines.
     """
 
     comptime line = SIMDLength(Self.T.line)
     """Elements of a line."""
+    comptime size = max(Self.least, Self.T.line)
+    """Elements of a step."""
 
     var y: Self.T
     """The results, at the row."""
