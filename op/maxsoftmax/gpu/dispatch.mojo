@@ -15,6 +15,7 @@ from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .resident import resident
 from .resident_grid import grid_units, resident_grid
+from .resident_grid_partly import partly_units, resident_grid_partly
 from .resident_units import Again, resident_units
 from .tuning import CROWDED, line_for, Team, Tuned, Units, slots
 
@@ -75,6 +76,10 @@ def _contiguous[
             var units = grid_units[dtype](rows.n, queue)
             if units > 0:
                 resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
+                return
+            units = partly_units[dtype](rows.n)
+            if units > 0:
+                resident_grid_partly[finish](y, x, rows, units, queue)
                 return
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 

@@ -7,6 +7,7 @@ pointer is.
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import size_of
 
+from .eviction import store_vector
 from .rounding import rounded
 from .rows import Positions, Source, Target, unseen
 from .source import RowSource, SourceColumn, SourceLine
@@ -124,15 +125,16 @@ struct MemorySourceColumn[dtype: DType](SourceColumn):
 
 
 @fieldwise_init
-struct MemoryTarget[dtype: DType](RowTarget):
+struct MemoryTarget[dtype: DType, passing: Bool = False](RowTarget):
     """Results in row-major memory.
 
     Parameters:
         dtype: Their dtype.
+        passing: Whether a GPU is told that nobody reads those of a row along the last axis soon.
     """
 
     comptime device_type: AnyType = Self
-    comptime Line = MemoryTargetLine[Self.dtype]
+    comptime Line = MemoryTargetLine[Self.dtype, Self.passing]
     comptime Column = MemoryTargetColumn[Self.dtype]
 
     var memory: Target[Self.dtype]
@@ -171,11 +173,12 @@ struct MemoryTarget[dtype: DType](RowTarget):
 
 
 @fieldwise_init
-struct MemoryTargetLine[dtype: DType](TargetLine):
+struct MemoryTargetLine[dtype: DType, passing: Bool = False](TargetLine):
     """Places in memory, one after the other.
 
     Parameters:
         dtype: Dtype of what goes there.
+        passing: As of `MemoryTarget`.
     """
 
     comptime stored = Self.dtype
@@ -201,7 +204,9 @@ struct MemoryTargetLine[dtype: DType](TargetLine):
     ](self, i: Int, values: SIMD[accum, width]):
         """Writes the elements from `i` on."""
         var results = rounded[Self.dtype](values)
-        comptime if aligned:
+        comptime if aligned and Self.passing:
+            store_vector(self.first.unsafe_offset(i), results)
+        elif aligned:
             self.first.unsafe_store[
                 alignment=Int(width) * size_of[Self.dtype]()
             ](i, results)

@@ -29,10 +29,10 @@ from .team import largest_of_lanes, maximum, total
 from .warp_reduction import lanes_reduce
 
 comptime GROUP = 160
-"""Units whose pairs are merged before those of others, by whoever leaves the last of them."""
+"""Units whose pairs are merged before those of others, by whoever leaves the last of them: a row's bits follow from it."""
 
-comptime MOST_UNITS = GROUP * WARP_SIZE
-"""Units of the longest row: a lane looks at one group."""
+comptime LONG_GROUP = 2 * GROUP
+"""The same of rows with more units than `most_units`."""
 
 comptime _CLEAR_SIZE = 256
 """Threads of a block that clears memory."""
@@ -50,6 +50,12 @@ def clear_kernel(memory: Words, count: Int64):
     pdl_wait()
     if i < Int(count):
         memory.unsafe_store[alignment=VECTOR_BYTES](i, SIMD[DType.uint64, 2](0))
+
+
+def most_units(group: Int) -> Int:
+    """Returns how many units the longest row has, if so many are a group: a lane looks at one group.
+    """
+    return group * WARP_SIZE
 
 
 def units_in_turns(units: Int, workers: Int, least: Float64) -> Int:
@@ -98,8 +104,11 @@ def cooperative() -> List[LaunchAttribute]:
     return attributes^
 
 
-struct Board(TrivialRegisterPassable):
-    """What warps tell each other, in the GPU's memory."""
+struct Board[group: Int](TrivialRegisterPassable):
+    """What warps tell each other, in the GPU's memory.
+
+    - `group`: Units whose pairs are merged before those of others.
+    """
 
     var groups: Words
     """The pairs of groups of units."""
@@ -116,7 +125,7 @@ struct Board(TrivialRegisterPassable):
     def __init__(out self, memory: Words, rows: Int, units: Int):
         """The board of so many rows of so many units, which `clear` has cleared.
         """
-        var groups = ceildiv(units, GROUP)
+        var groups = ceildiv(units, Self.group)
         self.groups = memory
         self.units = self.groups.unsafe_offset(rows * groups)
         self.counts = self.units.unsafe_offset(rows * units).unsafe_bitcast[
@@ -128,7 +137,7 @@ struct Board(TrivialRegisterPassable):
     @staticmethod
     def size(rows: Int, units: Int) -> Int:
         """Returns how many words of 8 bytes it has, a multiple of two."""
-        var groups = ceildiv(units, GROUP)
+        var groups = ceildiv(units, Self.group)
         return align_up(rows * (groups + units) + ceildiv(rows * groups, 2), 2)
 
     @inline(.always)
@@ -188,6 +197,15 @@ struct Board(TrivialRegisterPassable):
         return before
 
     @inline(.always)
+    def largest(self, id: UInt32) -> Float32:
+        """Returns the largest logit of a unit of a row that is there."""
+        return pairs_of(
+            _Bits.load[ordering=Ordering.RELAXED](
+                self.units.unsafe_offset(Int(id))
+            )
+        ).m
+
+    @inline(.always)
     def merge[exact: Bool](self, id: UInt32, before: UInt32, lane: Int):
         """Merges the units of a group, if nobody has yet to leave one.
 
@@ -200,13 +218,13 @@ struct Board(TrivialRegisterPassable):
             lane: This thread's index in its warp.
         """
         var row = self.row(id)
-        var group = self._group(id)
-        var first = (group - row * self.groups_of_row) * GROUP
-        var count = min(self.units_of_row - first, UInt32(GROUP))
+        var index = self._group(id)
+        var first = (index - row * self.groups_of_row) * UInt32(Self.group)
+        var count = min(self.units_of_row - first, UInt32(Self.group))
         if warp.shuffle_idx(before, 0) != count - 1:
             return
         first += row * self.units_of_row
-        comptime of_lane = GROUP // WARP_SIZE
+        comptime of_lane = Self.group // WARP_SIZE
         var bits = Array[UInt64, of_lane](
             fill=bits_of(Pair(neg_inf[DType.float32](), 0))
         )
@@ -227,15 +245,15 @@ struct Board(TrivialRegisterPassable):
             pairs[j] = pairs_of(bits[j])
         var pair = _merged[exact](pairs)
         if lane == 0:
-            _leave(self.groups.unsafe_offset(Int(group)), pair)
+            _leave(self.groups.unsafe_offset(Int(index)), pair)
 
     @inline(.always)
     def _group(self, id: UInt32) -> UInt32:
         """Returns which group a unit is of, counted through all rows."""
         var row = self.row(id)
-        return (
-            row * self.groups_of_row + (id - row * self.units_of_row) // GROUP
-        )
+        return row * self.groups_of_row + (
+            id - row * self.units_of_row
+        ) // UInt32(Self.group)
 
 
 @inline(.always)

@@ -1,0 +1,219 @@
+"""What a warp of a grid holds of rows that no cluster does: units in shared memory, until it is known what their rows sum to."""
+
+from std.sys import size_of
+from max.gpu import WARP_SIZE, block_idx, grid_dim, thread_idx
+
+from ...io.rows import Source
+from ...io.target import RowTarget
+from ...math.exponential import Scale
+from ...ops.finish import Finish
+from ..hardware.cluster import Pair
+from ..hardware.slots import Slots
+from .unit import Unit
+from .unit_result import factors
+from .unit_sum import UnitSum
+
+comptime ROUNDS = 16
+"""Vectors of a unit that each lane takes: a row's bits follow from it."""
+
+comptime NO_UNIT = UInt32.MAX
+"""What is said to be parked where nothing is."""
+
+
+@inline(.always)
+def first_unit() -> UInt32:
+    """Returns which unit of a row a warp takes first: the units are spread over the GPU.
+    """
+    return UInt32(
+        Int(thread_idx.x) // WARP_SIZE * Int(grid_dim.x) + Int(block_idx.x)
+    )
+
+
+struct Held[
+    dtype: DType,
+    T: RowTarget,
+    finish: Finish,
+    parked: Int,
+    warps: Int,
+    edged: Bool,
+](Movable):
+    """Units in shared memory, the oldest of which makes room for the next.
+
+    - `dtype`: Dtype of the logits, of 4 bytes or 2.
+    - `T`: Where results go.
+    - `finish`: What of each element is written.
+    - `parked`: How many units there is room for.
+    - `warps`: Warps of a block, each with room of its own.
+    - `edged`: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
+    """
+
+    comptime U = Unit[Self.dtype, ROUNDS]
+    comptime Raw = Array[Self.U.Values, ROUNDS]
+    comptime Vector = SIMD[DType.float32, Self.U.width]
+    comptime exact = size_of[Self.dtype]() > 2 or size_of[
+        Self.T.Line.stored
+    ]() > 2
+    # Exponentials are kept in place of the logits, unless that takes twice the room.
+    comptime keeps = Self.finish == Finish.PROBABILITIES and Self.dtype == DType.float32
+    comptime Sum = UnitSum[
+        Self.dtype, ROUNDS, Self.exact, Self.keeps, Self.edged
+    ]
+
+    var y: Self.T
+    """Results, not in the memory of the logits."""
+    var x: Source[Self.dtype]
+    """Logits."""
+    var n: Int
+    """Length of each row."""
+    var units: UInt32
+    """How many units each of them has."""
+    var lane: Int
+    """This thread's index in its warp."""
+    var slots: Slots[Self.dtype, WARP_SIZE * Self.warps, Self.U.width]
+    """All of the room."""
+    var first: Int
+    """The first slot of the oldest unit."""
+    var ids: Array[UInt32, Self.parked]
+    """Which units there are, counted through all rows, the oldest first, `NO_UNIT` where there is room."""
+    var maxima: Array[Float32, Self.parked]
+    """Their largest logits."""
+
+    @inline(.always)
+    def __init__(
+        out self, y: Self.T, x: Source[Self.dtype], n: Int, units: UInt32
+    ):
+        """Nothing yet."""
+        self.y = y
+        self.x = x
+        self.n = n
+        self.units = units
+        self.lane = Int(thread_idx.x) % WARP_SIZE
+        self.slots = {}
+        self.first = 0
+        self.ids = Array[UInt32, Self.parked](fill=NO_UNIT)
+        self.maxima = Array[Float32, Self.parked](fill=0)
+
+    @inline(.always)
+    def unit(self, id: UInt32) -> Self.U:
+        """Returns what of a unit is this lane's."""
+        var row = id // self.units
+        return Self.U(
+            Self.U.G(self.x, Int(row), self.n),
+            Int(id - row * self.units),
+            self.lane,
+        )
+
+    @inline(.always)
+    def oldest(self) -> UInt32:
+        """Returns which unit makes room for the next, `NO_UNIT` if there is room.
+        """
+        return self.ids[0]
+
+    @inline(.always)
+    def keep(mut self, raw: Self.Raw, id: UInt32, m: Float32):
+        """Puts a unit in the place of the oldest.
+
+        Args:
+            raw: What `UnitSum` has made of it.
+            id: Which unit it is.
+            m: Its largest logit.
+        """
+        comptime for j in range(ROUNDS):
+            self.slots.keep(self.first + j, raw[j])
+        self._advance(id, m)
+
+    @inline(.always)
+    def forget(mut self):
+        """Leaves the place of the oldest unit empty."""
+        self._advance(NO_UNIT, 0)
+
+    @inline(.always)
+    def _advance(mut self, id: UInt32, m: Float32):
+        """Makes the second oldest unit the oldest, and the oldest the last one.
+        """
+        comptime for i in range(Self.parked - 1):
+            self.ids[i] = self.ids[i + 1]
+            self.maxima[i] = self.maxima[i + 1]
+        self.ids[Self.parked - 1] = id
+        self.maxima[Self.parked - 1] = m
+        self.first = (self.first + ROUNDS) % (Self.parked * ROUNDS)
+
+    @inline(.always)
+    def write(self, pair: Pair[]):
+        """Writes the results of the oldest unit, which is there.
+
+        Args:
+            pair: That of its row.
+        """
+        var id = self.ids[0]
+        var m = self.maxima[0]
+        var u = self.unit(id)
+        var scale = Scale[Self.exact](m)
+        var of_row = Scale[Self.exact](pair.m)
+        var factor, rest = factors[Self.finish, Self.keeps](
+            m, scale, of_row, pair
+        )
+
+        @inline(.always)
+        def finished(values: Self.U.Values, rest: Float32) {imm} -> Self.Vector:
+            """Returns results of what is kept."""
+            comptime if Self.finish == Finish.LOGARITHMS:
+                return (
+                    rebind[Self.Vector](values.cast[DType.float32]()) - pair.m
+                ) - factor
+            elif Self.keeps:
+                return rebind[Self.Vector](values) * rest * factor
+            else:
+                return (
+                    rebind[Self.Vector](
+                        of_row.quick(values.cast[DType.float32]())
+                    )
+                    * factor
+                )
+
+        @inline(.always)
+        def plain(j: Int) {imm} -> SIMD[DType.float32, Self.U.width]:
+            return finished(self.slots.take(self.first + j), 1)
+
+        @inline(.always)
+        def any(j: Int) {imm} -> SIMD[DType.float32, Self.U.width]:
+            return finished(self.slots.take(self.first + j), rest)
+
+        @inline(.always)
+        def some(
+            j: Int, logits: Self.U.Values
+        ) {imm} -> SIMD[DType.float32, Self.U.width]:
+            comptime if Self.keeps:
+                return finished(exponentials(scale, logits), rest)
+            else:
+                return finished(logits, rest)
+
+        u.store[Self.edged](
+            self.y.line(Int(id // self.units), self.n).onwards(
+                u.first * Self.U.width - Int(u.g.shift)
+            ),
+            rest == 1,
+            plain,
+            any,
+            some,
+        )
+
+    @inline(.always)
+    def keep_again(mut self, mut raw: Self.Raw, id: UInt32, m: Float32):
+        """Puts a unit in the place of the oldest that is read once more: arguments are as of `keep`.
+
+        - `raw`: Its logits.
+        """
+        comptime if Self.keeps:
+            var scale = Scale[Self.exact](m)
+            comptime for j in range(ROUNDS):
+                raw[j] = exponentials(scale, raw[j])
+        self.keep(raw, id, m)
+
+
+@inline(.always)
+def exponentials[
+    exact: Bool, dtype: DType, width: SIMDLength, //
+](scale: Scale[exact], logits: SIMD[dtype, width]) -> SIMD[dtype, width]:
+    """Returns e^x in a unit's scale, as `UnitSum` keeps it."""
+    return rebind[SIMD[dtype, width]](scale.quick(logits.cast[DType.float32]()))
