@@ -59,6 +59,10 @@ def _contiguous[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Rows along the last axis: parameters and arguments are as of `auto`."""
+    comptime most = Tuned.clusters_up_to(size_of[dtype]() > 2)
+    comptime if finish != Finish.PAIR and not 0 < rows.length <= most:
+        if rows.n > most and _grid_fits[finish](y, x, rows, queue):
+            return
     if resident_fits[finish](MemoryTarget(y), MemorySource(x), rows, queue):
         return
     comptime if surely_fits[MemorySource[dtype], MemoryTarget[dtype]](
@@ -72,16 +76,24 @@ def _contiguous[
             y.unsafe_bitcast[Float32](), x, rows, queue
         )
     else:
-        comptime if Tuned.holds_in_grid:
-            var units = grid_units[dtype](rows.n, queue)
-            if units > 0:
-                resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
-                return
-            units = partly_units[dtype](rows.n)
-            if units > 0:
-                resident_grid_partly[finish](y, x, rows, units, queue)
-                return
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
+
+
+def _grid_fits[
+    dtype: DType, //, finish: Finish
+](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises -> Bool:
+    """Enqueues rows along the last axis by the whole GPU, and returns whether they fit there: parameters and arguments are as of `auto`.
+    """
+    comptime if Tuned.holds_in_grid:
+        var units = grid_units[dtype](rows.n, queue)
+        if units > 0:
+            resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
+            return True
+        units = partly_units[dtype](rows.n)
+        if units > 0:
+            resident_grid_partly[finish](y, x, rows, units, queue)
+            return True
+    return False
 
 
 def resident_fits[

@@ -1,5 +1,7 @@
 """NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
 
+from max.gpu.host import DeviceContext
+
 from ..hardware.cluster import PORTABLE_BLOCKS, most_blocks
 from .configuration import HAS_ROOM, Lengths, Strip, Team, Units
 from .tuning import Generic, Tuning, most_vectors
@@ -103,7 +105,15 @@ struct Sm90(Tuning):
             Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
-    comptime holds_in_grid = True
+    # The grid's blocks take most of a multiprocessor's shared memory.
+    comptime holds_in_grid = DeviceContext.default_device_info.shared_memory_per_multiprocessor >= 228 * 1024
+
+    @staticmethod
+    def clusters_up_to(wide: Bool) -> Int:
+        # µs by the whole GPU (by clusters of blocks), of 1, 16, 64 and 256 rows, on an H100. 320000 columns of float32: 5.6 (11.2), 18.7 (27.9), 58.6 (72.9),
+        # 225 (241). Of bfloat16, 300000 columns: 6.5 (7.0), 11.9 (12.1), 35.2 (35.6), 114 (116); 400000 columns: 6.7 (7.6), 14.3 (16.2), –, 146 (146), but
+        # 64 rows of 400001 48.1 (43.0); 700000 columns, 1, 24 and 96 rows: 7.5 (13.0), 28.7 (38.5), 99 (113).
+        return 311296 if wide else 524288
 
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:

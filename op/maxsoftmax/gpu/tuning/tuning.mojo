@@ -99,7 +99,16 @@ trait Tuning:
     """Whether rows in memory that are not held are read twice."""
 
     comptime holds_in_grid: Bool = False
-    """Whether the whole GPU holds rows in memory that no cluster does, rather than that they are read twice."""
+    """Whether the whole GPU holds long rows and columns in memory."""
+
+    @staticmethod
+    def clusters_up_to(wide: Bool) -> Int:
+        """Returns the longest row in memory that is not the whole GPU's, in elements.
+
+        Args:
+            wide: Whether elements have 4 bytes, not 2.
+        """
+        return Int.MAX
 
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:
