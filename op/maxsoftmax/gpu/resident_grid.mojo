@@ -3,8 +3,7 @@
 Units are those of `resident_units`. A warp holds its last unit in registers, and those before, one or two, in shared memory, until all of their row has been
 summed up, which goes by the `Board`. All blocks are on the GPU at once, so that nobody waits for a block that waits for room.
 
-Where warps take many units, each asks a counter for its next one, since some multiprocessors have the memory nearer than others. It asks when it has waited, not
-before: whoever waits has left all that it has taken.
+Where warps take many units, each asks a counter for its next one, since not all multiprocessors are equally fast. It asks when it has waited, not before.
 
 Of other ways to deal out units and to keep them none was faster at all lengths (H100, float32, µs; a copy takes 179, 180, 46.5, 4.3 and 24.1):
 
@@ -30,7 +29,6 @@ On an H200, where a copy takes 128, 128 and 3.9:
 | read twice, by `streaming` | 219 | 218 | 10.4 |
 """
 
-from std.atomic import Atomic, Ordering
 from std.math import ceildiv
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
@@ -57,11 +55,6 @@ from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
 from .partition.unit import unit_elements
-
-comptime COUNTER = 2
-"""Words of 8 bytes that `asked` is, so many that all are a multiple of two."""
-
-comptime _Count = Atomic[UInt32, scope="device"]
 
 comptime FEW = 1
 """Units that a warp has in shared memory, of blocks with as many warps as have 128 registers each, all of a multiprocessor: 1×2^22 of float32 takes 16.6 µs, and
@@ -104,7 +97,7 @@ def resident_grid_kernel[
     Args:
         y: Results, not in the memory of the logits.
         x: Logits.
-        memory: A board, and how many units warps have asked for.
+        memory: A board.
         n: Length of each row.
         rows: How many there are.
         units: How many units each of them has.
@@ -113,9 +106,6 @@ def resident_grid_kernel[
     comptime H = Held[dtype, T, finish, parked, warps(parked), edged]
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[GROUP](memory, Int(rows), Int(units))
-    var asked = memory.unsafe_offset(
-        board.size(Int(rows), Int(units))
-    ).unsafe_bitcast[UInt32]()
     var end = UInt32(rows) * UInt32(units)
     var stride = UInt32(warps(parked)) * UInt32(grid_dim.x)
     pdl_wait()
@@ -138,8 +128,7 @@ def resident_grid_kernel[
         var next = id
         comptime if parked == MANY:
             # Nobody waits who has asked for a unit and has not left it.
-            if held.lane == 0:
-                next = _Count.fetch_add[ordering=Ordering.RELAXED](asked, 1)
+            next = board.ask(held.lane)
         if oldest != NO_UNIT:
             held.write(pair)
         held.keep(raw, id, sum.m)
@@ -204,7 +193,7 @@ def resident_grid[
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
     var few = count <= (FEW + 1) * warps(FEW) * queue.sm_count()
-    var size = Board[GROUP].size(rows.count(), units) + COUNTER
+    var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
     comptime for parked in [FEW, MANY]:

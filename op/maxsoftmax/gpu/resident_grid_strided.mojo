@@ -38,7 +38,7 @@ from ..math.exponential import Scale
 from ..math.online import Sum
 from ..ops.finish import Finish
 from ..queue import Queue
-from .hardware.board import Words, clear, cooperative, sleep, units_in_turns
+from .hardware.board import Words, clear, cooperative, sleep
 from .hardware.cluster import Pair
 from .hardware.column_board import ColumnBoard
 from .hardware.meeting import Meeting
@@ -326,7 +326,13 @@ def grid_column_units(n: Int, queue: Queue) raises -> Int:
     if n < GRID_LENGTH:
         return 0
     var teams = max(0, (queue.sm_count() - MERGERS) * TEAMS)
-    return units_in_turns(ceildiv(n, UNIT), teams, LEAST_FILL)
+    var units = ceildiv(n, UNIT)
+    if units <= teams:
+        return units
+    # Who waits for a column has left its part of it, and holds two units.
+    var both = 2 * teams
+    var fills = LEAST_FILL * Float64(both) <= Float64(units) <= Float64(both)
+    return both if fills else 0
 
 
 def resident_grid_strided[

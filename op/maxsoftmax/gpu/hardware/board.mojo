@@ -1,8 +1,7 @@
 """What warps of a whole grid tell each other in the GPU's memory: what units of rows sum to.
 
-A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. It waits for a row once it has
-left the unit after its own of that row. A row has no more units than there are warps, or twice as many as these: each of them belongs to this turn or to the
-one before, and nobody waits before both are left.
+A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. Nobody waits for ever: who waits for a row has
+left all units that it has taken, units are taken in the order of rows, and all warps together hold as many as a row has, or take all of it before any of them waits.
 
 All of it is numbers that are read and written whole. Of a pair, 0 says that it is not there yet.
 """
@@ -37,6 +36,9 @@ comptime LONG_GROUP = 2 * GROUP
 comptime _CLEAR_SIZE = 256
 """Threads of a block that clears memory."""
 
+comptime _ASKED = 2
+"""Words of 8 bytes for one number, as all are a multiple of two."""
+
 comptime _Count = Atomic[UInt32, scope="device"]
 comptime _Bits = Atomic[UInt64, scope="device"]
 
@@ -56,23 +58,6 @@ def most_units(group: Int) -> Int:
     """Returns how many units the longest row has, if so many are a group: a lane looks at one group.
     """
     return group * WARP_SIZE
-
-
-def units_in_turns(units: Int, workers: Int, least: Float64) -> Int:
-    """Returns how many units a row is dealt out as, those that are empty included, or 0 if a grid does not hold it: those that wait for a row have to have
-    left their part of it, and they hold two units.
-
-    Args:
-        units: How many it has.
-        workers: How many take one at a time, in turn.
-        least: How much of two turns it has to fill, if it takes more than one: it has both to itself.
-    """
-    if units <= workers:
-        return units
-    var both = 2 * workers
-    return (
-        both if least * Float64(both) <= Float64(units) <= Float64(both) else 0
-    )
 
 
 def clear(memory: Words, count: Int, queue: Queue) raises:
@@ -116,6 +101,8 @@ struct Board[group: Int](TrivialRegisterPassable):
     """The pairs of units."""
     var counts: Target[DType.uint32]
     """How many units of each group have been left."""
+    var asked: Target[DType.uint32]
+    """How often warps have asked for a unit."""
     var units_of_row: UInt32
     """How many units a row has."""
     var groups_of_row: UInt32
@@ -131,6 +118,9 @@ struct Board[group: Int](TrivialRegisterPassable):
         self.counts = self.units.unsafe_offset(rows * units).unsafe_bitcast[
             UInt32
         ]()
+        self.asked = memory.unsafe_offset(
+            Self.size(rows, units) - _ASKED
+        ).unsafe_bitcast[UInt32]()
         self.units_of_row = UInt32(units)
         self.groups_of_row = UInt32(groups)
 
@@ -138,7 +128,8 @@ struct Board[group: Int](TrivialRegisterPassable):
     def size(rows: Int, units: Int) -> Int:
         """Returns how many words of 8 bytes it has, a multiple of two."""
         var groups = ceildiv(units, Self.group)
-        return align_up(rows * (groups + units) + ceildiv(rows * groups, 2), 2)
+        var counts = ceildiv(rows * groups, 2)
+        return align_up(rows * (groups + units) + counts, 2) + _ASKED
 
     @inline(.always)
     def row(self, id: UInt32) -> UInt32:
@@ -178,6 +169,18 @@ struct Board[group: Int](TrivialRegisterPassable):
             sleep(64)
             seen = self.seen(row, lane)
         return _merged[exact](Array[Pair[], 1](fill=pairs_of(seen)))
+
+    @inline(.always)
+    def ask(self, lane: Int) -> UInt32:
+        """Returns to the first lane how often warps have asked before.
+
+        Args:
+            lane: This thread's index in its warp.
+        """
+        var before = UInt32(0)
+        if lane == 0:
+            before = _Count.fetch_add[ordering=Ordering.RELAXED](self.asked, 1)
+        return before
 
     @inline(.always)
     def leave(self, id: UInt32, pair: Pair[], lane: Int) -> UInt32:

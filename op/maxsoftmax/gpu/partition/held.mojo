@@ -1,4 +1,4 @@
-"""What a warp of a grid holds of rows that no cluster does: units in shared memory, until it is known what their rows sum to."""
+"""What a warp of a grid holds of rows: units in shared memory, until it is known what their rows sum to."""
 
 from std.sys import size_of
 from max.gpu import WARP_SIZE, block_idx, grid_dim, thread_idx
