@@ -114,7 +114,7 @@ def tolerance(what, dtype):
     "n",
     [
         *[311_297, 400_001, 600_000, 2**20 + 5, 2**22, 2**22 + 8, 5_000_003, 2**23],
-        # Of which a part is read again.
+        # Of which a part is read again, in one of both widths.
         *[2**24 - 3, 2**24 + 3, 20_971_520, 2**25 - 5],
     ],
 )

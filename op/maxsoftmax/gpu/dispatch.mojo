@@ -89,7 +89,7 @@ def _grid_fits[
         if units > 0:
             resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
             return True
-        units = partly_units[dtype](rows.n)
+        units = partly_units[dtype](rows.n, queue)
         if units > 0:
             resident_grid_partly[finish](y, x, rows, units, queue)
             return True

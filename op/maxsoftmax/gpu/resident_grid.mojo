@@ -61,7 +61,7 @@ comptime FEW = 1
 by `MANY` 17.4 (H100)."""
 
 comptime MANY = 2
-"""The same, of as many as have room for two: 16×2^22 of float32 takes 187 µs, and by `FEW` 204 (H100)."""
+"""The same, of as many as have room for two: 16×2^22 of float32 takes 187 µs, and by `FEW` 208 (H100)."""
 
 
 def warps(parked: Int) -> Int:
@@ -145,7 +145,7 @@ def resident_grid_kernel[
 
 
 def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
-    """Returns how many units a row has, or 0 if the grid's warps do not hold it.
+    """Returns how many units a row has, or 0 if the grid's warps do not hold it, or the board has no room for it.
 
     Parameters:
         dtype: Dtype of the logits.
@@ -154,10 +154,29 @@ def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         n: Elements of the row.
         queue: Where the kernel would be launched.
     """
-    var units = ceildiv(n, unit_elements[dtype](ROUNDS))
-    # Those that wait for a row have left as many units of it as they hold.
-    var held = (MANY + 1) * warps(MANY) * queue.sm_count()
-    return units if units <= min(held, most_units(GROUP)) else 0
+    var units = units_of[dtype](n)
+    return units if units <= min(units_held(queue), most_units(GROUP)) else 0
+
+
+def units_of[dtype: DType](n: Int) -> Int:
+    """Returns how many units a row has.
+
+    Parameters:
+        dtype: Dtype of the logits.
+
+    Args:
+        n: Elements of the row.
+    """
+    return ceildiv(n, unit_elements[dtype](ROUNDS))
+
+
+def units_held(queue: Queue) raises -> Int:
+    """Returns how many units all warps hold together: of a row that has more, some might not be left before all wait for it.
+
+    Args:
+        queue: Where the kernel would be launched.
+    """
+    return (MANY + 1) * warps(MANY) * queue.sm_count()
 
 
 def are_whole[dtype: DType, //](x: Source[dtype], rows: Rows) -> Bool:

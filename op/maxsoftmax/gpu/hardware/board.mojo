@@ -1,7 +1,8 @@
 """What warps of a whole grid tell each other in the GPU's memory: what units of rows sum to.
 
-A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. Nobody waits for ever: who waits for a row has
-left all units that it has taken, units are taken in the order of rows, and all warps together hold as many as a row has, or take all of it before any of them waits.
+A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. Nobody waits for ever. Where units are dealt out
+in turn, a warp leaves all of its own, or all of its own of a row, before it waits for that row. Where they are asked for, they are given out in the order of rows, whoever waits
+has left all that it was given, and all that warps hold while they wait is no less than a row.
 
 All of it is numbers that are read and written whole. Of a pair, 0 says that it is not there yet.
 """
@@ -31,7 +32,7 @@ comptime GROUP = 160
 """Units whose pairs are merged before those of others, by whoever leaves the last of them: a row's bits follow from it."""
 
 comptime LONG_GROUP = 2 * GROUP
-"""The same of rows with more units than `most_units`."""
+"""The same of rows that the grid holds only a part of."""
 
 comptime _CLEAR_SIZE = 256
 """Threads of a block that clears memory."""

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same. Figures are as in `tuning.mojo`."""
+"""NVIDIA's GPUs with clusters: an H200 was measured, and those after it take the same, as far as they have the shared memory. Figures are as in `tuning.mojo`."""
 
 from max.gpu.host import DeviceContext
 
