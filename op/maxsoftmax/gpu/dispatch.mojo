@@ -13,6 +13,7 @@ from .streaming_operations import Exponentials
 from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
+from .partition.row import reads_vectors
 from .resident import resident
 from .resident_grid import grid_units, resident_grid
 from .resident_grid_partly import partly_units, resident_grid_partly
@@ -147,10 +148,10 @@ def resident_fits[
                 )
                 return True
             else:
-                var whole = rows.n % width == 0
+                var whole = reads_vectors[width](x, rows)
                 comptime for edged in [False, True]:
                     comptime if edged or t.has_twin():
-                        if edged or (whole and x.in_vectors[width]()):
+                        if edged or whole:
                             resident[
                                 finish, t, width if t.in_vectors else 1, edged
                             ](y, x, rows, queue, other)

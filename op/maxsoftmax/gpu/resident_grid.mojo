@@ -30,7 +30,6 @@ On an H200, where a copy takes 128, 128 and 3.9:
 """
 
 from std.math import ceildiv
-from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -39,6 +38,7 @@ from max.gpu import (
 )
 from max.gpu.primitives import warp
 
+from ..io.memory import MemorySource
 from ..io.rows import Rows, Source, VECTOR_BYTES
 from ..io.target import RowTarget
 from ..ops.finish import Finish
@@ -53,7 +53,9 @@ from .hardware.board import (
 )
 from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait
+from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
+from .partition.row import reads_vectors
 from .partition.unit import unit_elements
 
 comptime FEW = 1
@@ -155,7 +157,8 @@ def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         queue: Where the kernel would be launched.
     """
     var units = units_of[dtype](n)
-    return units if units <= min(units_held(queue), most_units(GROUP)) else 0
+    var most = min(units_held(MANY, queue), most_units(GROUP))
+    return units if units <= most else 0
 
 
 def units_of[dtype: DType](n: Int) -> Int:
@@ -170,26 +173,14 @@ def units_of[dtype: DType](n: Int) -> Int:
     return ceildiv(n, unit_elements[dtype](ROUNDS))
 
 
-def units_held(queue: Queue) raises -> Int:
+def units_held(parked: Int, queue: Queue) raises -> Int:
     """Returns how many units all warps hold together: of a row that has more, some might not be left before all wait for it.
 
     Args:
+        parked: Units that each of them parks, beside the one in registers.
         queue: Where the kernel would be launched.
     """
-    return (MANY + 1) * warps(MANY) * queue.sm_count()
-
-
-def are_whole[dtype: DType, //](x: Source[dtype], rows: Rows) -> Bool:
-    """Returns whether all rows begin and end at multiples of 16 bytes.
-
-    Parameters:
-        dtype: Dtype of the logits.
-
-    Args:
-        x: Logits.
-        rows: Rows along the last axis.
-    """
-    return (Int(x) | (rows.n * size_of[dtype]())) % VECTOR_BYTES == 0
+    return (parked + 1) * warps(parked) * queue.sm_count()
 
 
 def resident_grid[
@@ -211,14 +202,15 @@ def resident_grid[
     """
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
-    var few = count <= (FEW + 1) * warps(FEW) * queue.sm_count()
+    var few = count <= units_held(FEW, queue)
+    var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
     var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
     comptime for parked in [FEW, MANY]:
         comptime threads = warps(parked) * WARP_SIZE
         comptime for edged in [False, True]:
-            if (parked == FEW) == few and are_whole(x, rows) != edged:
+            if (parked == FEW) == few and whole != edged:
                 queue.launch[
                     resident_grid_kernel[dtype, T, finish, parked, edged]
                 ](

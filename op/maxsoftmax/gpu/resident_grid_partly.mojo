@@ -21,7 +21,7 @@ from max.gpu import (
 )
 
 from ..io.eviction import gone_first, gone_last
-from ..io.memory import MemoryTarget
+from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from ..ops.finish import Finish
 from ..queue import Queue
@@ -35,8 +35,10 @@ from .hardware.board import (
 )
 from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait
+from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
-from .resident_grid import MANY, are_whole, units_held, units_of, warps
+from .partition.row import reads_vectors
+from .resident_grid import MANY, units_held, units_of, warps
 
 comptime WARPS = warps(MANY)
 """Warps a block."""
@@ -132,10 +134,8 @@ def partly_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         queue: Where the kernel would be launched.
     """
     var units = units_of[dtype](n)
-    return (
-        units if units
-        <= min(2 * units_held(queue), most_units(LONG_GROUP)) else 0
-    )
+    var most = min(2 * units_held(MANY, queue), most_units(LONG_GROUP))
+    return units if units <= most else 0
 
 
 def resident_grid_partly[
@@ -159,8 +159,9 @@ def resident_grid_partly[
     var size = Board[LONG_GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
+    var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
     comptime for edged in [False, True]:
-        if are_whole(x, rows) != edged:
+        if whole != edged:
             queue.launch[resident_grid_partly_kernel[dtype, finish, edged]](
                 MemoryTarget[passing=True](y),
                 x,

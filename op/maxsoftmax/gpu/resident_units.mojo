@@ -31,7 +31,7 @@ from .hardware.hidden import hidden
 from .hardware.packed import Packed
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .partition.granules import WORDS, Words
-from .partition.row import again
+from .partition.row import again, reads_vectors
 from .partition.unit import Unit, unit_elements
 from .partition.unit_result import factors
 from .partition.unit_sum import multiplied, UnitSum
@@ -309,7 +309,7 @@ def resident_units[
     comptime dtype = S.elements
     comptime width = VECTOR_BYTES // size_of[dtype]()
     var units = ceildiv(rows.n, unit_elements[dtype](rounds))
-    var whole = rows.n % width == 0 and x.in_vectors[width]()
+    var whole = reads_vectors[width](x, rows)
     comptime for edged in [False, True]:
         # Parts of units and a factor take some registers more than 80, or 96.
         comptime spills = edged and S.Line.scaled and 512 < max_threads < 1024

@@ -426,6 +426,9 @@ def whole_vectors[
     S: RowSource, T: RowTarget, //, width: Int
 ](y: T, x: S, rows: Rows) -> Bool:
     """Returns whether rows can be read and written by vectors of `width`."""
-    return (
-        rows.n % width == 0 and x.in_vectors[width]() and y.in_vectors[width]()
-    )
+    return reads_vectors[width](x, rows) and y.in_vectors[width]()
+
+
+def reads_vectors[S: RowSource, //, width: Int](x: S, rows: Rows) -> Bool:
+    """Returns whether rows can be read by vectors of `width`."""
+    return rows.n % width == 0 and x.in_vectors[width]()
