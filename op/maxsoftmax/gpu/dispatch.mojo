@@ -60,11 +60,18 @@ def _contiguous[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Rows along the last axis: parameters and arguments are as of `auto`."""
-    comptime most = Tuned.clusters_up_to(size_of[dtype]() > 2)
-    comptime if finish != Finish.PAIR and not 0 < rows.length <= most:
-        if rows.n > most and _grid_fits[finish](y, x, rows, queue):
-            return
-    if resident_fits[finish](MemoryTarget(y), MemorySource(x), rows, queue):
+    comptime wide = size_of[dtype]() > 2
+    var source = MemorySource(x)
+    var target = MemoryTarget(y)
+    if units_fit[finish](target, source, rows, queue):
+        return
+    comptime if finish != Finish.PAIR and (
+        rows.length == 0 or Tuned.outgrows_clusters(wide, rows.length)
+    ):
+        if Tuned.outgrows_clusters(wide, rows.n):
+            if _grid_fits[finish](y, x, rows, queue):
+                return
+    if teams_fit[finish](target, source, rows, queue):
         return
     comptime if surely_fits[MemorySource[dtype], MemoryTarget[dtype]](
         finish, rows.length
@@ -123,11 +130,26 @@ def resident_fits[
     Returns:
         Whether they do.
     """
+    return units_fit[finish](y, x, rows, queue) or teams_fit[finish](
+        y, x, rows, queue, other
+    )
+
+
+def teams_fit[
+    S: RowSource, T: RowTarget, //, finish: Finish
+](
+    y: T,
+    x: S,
+    rows: Rows,
+    queue: Queue,
+    other: Source[S.elements] = nowhere[S.elements](),
+) raises -> Bool:
+    """Enqueues what is to be written of every row that `units_fit` is false of, if a block's threads or a cluster's hold it: parameters, arguments and result are as
+    of `resident_fits`.
+    """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
     comptime units = _units_for[S, T](finish)
     comptime by_unit = line_for(units, rows.length, width) < len(units)
-    if units_fit[finish](y, x, rows, queue):
-        return True
     comptime table = _teams_for[S](finish)
     comptime most = slots() // finish.inputs()
     comptime team = line_for(table, rows.length, width, most)

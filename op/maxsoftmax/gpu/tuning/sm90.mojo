@@ -109,11 +109,15 @@ struct Sm90(Tuning):
     comptime holds_in_grid = DeviceContext.default_device_info.shared_memory_per_multiprocessor >= 228 * 1024
 
     @staticmethod
-    def clusters_up_to(wide: Bool) -> Int:
-        # µs by the whole GPU (by clusters of blocks), of 1, 16, 64 and 256 rows, on an H100. 320000 columns of float32: 5.6 (11.2), 18.7 (27.9), 58.6 (72.9),
-        # 225 (241). Of bfloat16, 300000 columns: 6.5 (7.0), 11.9 (12.1), 35.2 (35.6), 114 (116); 400000 columns: 6.7 (7.6), 14.3 (16.2), –, 146 (146), but
-        # 64 rows of 400001 48.1 (43.0); 700000 columns, 1, 24 and 96 rows: 7.5 (13.0), 28.7 (38.5), 99 (113).
-        return 311296 if wide else 524288
+    @inline(.always)
+    def outgrows_clusters(wide: Bool, n: Int) -> Bool:
+        # µs by the whole GPU (by clusters of blocks), of 1, 16, 64 and 256 rows, on an H100. Float32, 163842 columns: 5.8 (6.5), 11.8 (13.8), 36.9 (36.3),
+        # 128 (120); 200001: 5.8 (7.6), 14.1 (17.1), 43.4 (44.2), 153 (148); 262146: 6.0 (9.4), 17.8 (22.3), 53.1 (58.2), 197 (195). Bfloat16, 327680 columns:
+        # 7.1 (6.4), 12.8 (13.0), 36.7 (34.8), 120 (118); 400000: 6.7 (7.5), 14.6 (16.6), 42.5 (42.9), 146 (145); 524288: 7.0 (9.6), 17.8 (20.7), 51.4
+        # (56.1), 189 (192); 400001: 7.2 (7.7), 15.4 (16.4), 48.0 (42.9), 165 (146); 700000: 7.5 (13.0) of one row, 28.7 (38.5) of 24.
+        if wide:
+            return n > 196608
+        return n > (393216 if n % 8 == 0 else 524288)
 
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:

@@ -102,13 +102,14 @@ trait Tuning:
     """Whether the whole GPU holds long rows and columns in memory."""
 
     @staticmethod
-    def clusters_up_to(wide: Bool) -> Int:
-        """Returns the longest row in memory that is not the whole GPU's, in elements.
+    def outgrows_clusters(wide: Bool, n: Int) -> Bool:
+        """Returns whether a row in memory is the whole GPU's, if it is not held by the unit.
 
         Args:
             wide: Whether elements have 4 bytes, not 2.
+            n: The row's length.
         """
-        return Int.MAX
+        return False
 
     @staticmethod
     def computed(wide: Bool, width: Int) -> List[Team]:
