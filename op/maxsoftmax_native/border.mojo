@@ -241,12 +241,13 @@ def count[O: Op](call: Int) -> Int:
     else:
         var called = Call(call)
         var most = 0
-        # Kernels differ by whether memory is aligned, and so does what they leave to each other.
-        comptime for shift in range(2):
+        # Kernels differ by whether memory is aligned, and whether it is the same, and so does what they leave to each other.
+        for way in range(4):
+            var shift, apart = divmod(way, 2)
             var used = 0
             var pointers = Pointers()
             for i in range(Pointers.MOST):
-                pointers.addresses[i] = ALIGNED + 8 * shift
+                pointers.addresses[i] = ALIGNED * (1 + apart * i) + 8 * shift
             try:
                 O.run(
                     called,

@@ -33,7 +33,8 @@ def shapes():
     """Returns (outer, n, inner) of many rows."""
     along = [(rows, n, 1) for n in LENGTHS for rows in COUNTS]
     around = [(outer, n, inner) for n in LENGTHS if n < 70000 for outer, inner in AROUND]
-    return [shape for shape in along + around if shape[0] * shape[1] * shape[2] < MOST]
+    most = [(2, n, inner) for n in (30000, 300000) for inner in (65, 1023)]
+    return [shape for shape in along + around + most if shape[0] * shape[1] * shape[2] < MOST]
 
 
 def options(name):
