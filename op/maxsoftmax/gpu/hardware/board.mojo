@@ -37,7 +37,7 @@ comptime LONG_GROUP = 2 * GROUP
 comptime _CLEAR_SIZE = 256
 """Threads of a block that clears memory."""
 
-comptime _ASKED = 2
+comptime ASKED = 2
 """Words of 8 bytes for one number, as all are a multiple of two."""
 
 comptime _Count = Atomic[UInt32, scope="device"]
@@ -90,6 +90,20 @@ def cooperative() -> List[LaunchAttribute]:
     return attributes^
 
 
+@inline(.always)
+def ask(asked: Target[DType.uint32], thread: Int) -> UInt32:
+    """Returns to the first thread how often others have asked before.
+
+    Args:
+        asked: Where it is counted.
+        thread: This thread's index among those that ask together.
+    """
+    var before = UInt32(0)
+    if thread == 0:
+        before = _Count.fetch_add[ordering=Ordering.RELAXED](asked, 1)
+    return before
+
+
 struct Board[group: Int](TrivialRegisterPassable):
     """What warps tell each other, in the GPU's memory.
 
@@ -120,7 +134,7 @@ struct Board[group: Int](TrivialRegisterPassable):
             UInt32
         ]()
         self.asked = memory.unsafe_offset(
-            Self.size(rows, units) - _ASKED
+            Self.size(rows, units) - ASKED
         ).unsafe_bitcast[UInt32]()
         self.units_of_row = UInt32(units)
         self.groups_of_row = UInt32(groups)
@@ -130,7 +144,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         """Returns how many words of 8 bytes it has, a multiple of two."""
         var groups = ceildiv(units, Self.group)
         var counts = ceildiv(rows * groups, 2)
-        return align_up(rows * (groups + units) + counts, 2) + _ASKED
+        return align_up(rows * (groups + units) + counts, 2) + ASKED
 
     @inline(.always)
     def row(self, id: UInt32) -> UInt32:
@@ -178,10 +192,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         Args:
             lane: This thread's index in its warp.
         """
-        var before = UInt32(0)
-        if lane == 0:
-            before = _Count.fetch_add[ordering=Ordering.RELAXED](self.asked, 1)
-        return before
+        return ask(self.asked, lane)
 
     @inline(.always)
     def leave(self, id: UInt32, pair: Pair[], lane: Int) -> UInt32:

@@ -10,8 +10,9 @@ from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 from max.gpu.sync import barrier
 
+from ...io.rows import Target
 from ..partition.pair import merged
-from .board import Words, bits_of, pairs_of, sleep
+from .board import ASKED, Words, ask, bits_of, pairs_of, sleep
 from .cluster import Pair
 from .tree_reduction import Shared
 
@@ -37,6 +38,8 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
     """The pairs of strips."""
     var units: Words
     """Those of units."""
+    var asked: Target[DType.uint32]
+    """How often teams have asked for a unit."""
     var units_of_strip: UInt32
     """How many units a strip has."""
 
@@ -46,12 +49,24 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
         """
         self.strips = memory
         self.units = self.strips.unsafe_offset(strips * Self.columns)
+        self.asked = memory.unsafe_offset(
+            Self.size(strips, units) - ASKED
+        ).unsafe_bitcast[UInt32]()
         self.units_of_strip = UInt32(units)
 
     @staticmethod
     def size(strips: Int, units: Int) -> Int:
         """Returns how many words of 8 bytes it has, a multiple of two."""
-        return strips * (1 + units) * Self.columns
+        return strips * (1 + units) * Self.columns + ASKED
+
+    @inline(.always)
+    def ask(self, thread: Int) -> UInt32:
+        """Returns to the first thread of a team how often teams have asked before.
+
+        Args:
+            thread: This thread's index in its team.
+        """
+        return ask(self.asked, thread)
 
     @inline(.always)
     def seen(self, strip: UInt32, lane: Int) -> Self.Bits:

@@ -15,7 +15,7 @@ from .tree_reduction import Shared
 struct Meeting[tile: Tile](TrivialRegisterPassable):
     """Where the warps of a team leave what their parts of a unit sum to, and one of them finds it, another one each time.
 
-    There is room for two units: whoever leaves the next but one has met all others after they left the next.
+    There is room for two units: whoever leaves the next but one has met all others after they left the next. So it is with a number that one thread tells all.
 
     Parameters:
         tile: A team's columns.
@@ -25,8 +25,10 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
     comptime warps = Self.tile.threads // WARP_SIZE
     """Warps a team."""
     comptime columns = Self.tile.columns()
-    comptime room = Self.warps * Self.columns
+    comptime _of_unit = Self.warps * Self.columns
     """Words of a unit."""
+    comptime room = 2 * Self._of_unit + VECTOR_BYTES // 8
+    """Words of a team."""
 
     var words: Shared[UInt64]
     """The pairs of a team's warps."""
@@ -38,10 +40,10 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
         """The place of a team.
 
         Args:
-            room: Shared memory for two units of each team.
+            room: Shared memory for all teams.
             team: The team's index in its block.
         """
-        self.words = room.unsafe_offset(team * 2 * Self.room)
+        self.words = room.unsafe_offset(team * Self.room)
         self.team = team
 
     @inline(.always)
@@ -59,7 +61,7 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
         """
         var bits = bits_of(pair)
         var mine = self.words.unsafe_offset(
-            turn % 2 * Self.room + warp_index * Self.columns
+            turn % 2 * Self._of_unit + warp_index * Self.columns
         )
         comptime if Self.tile.is_dealt():
             comptime for c in range(Self.D.columns):
@@ -71,12 +73,31 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
                 mine.unsafe_store[alignment=VECTOR_BYTES](
                     Self.D.column(lane, 0), bits
                 )
+        self._meet()
+        return turn % Self.warps == warp_index
+
+    @inline(.always)
+    def told(self, number: UInt32, thread: Int) -> UInt32:
+        """Returns the number of the team's first thread to all of the team, which call this between one unit and the next.
+
+        Args:
+            number: The number.
+            thread: This thread's index in its team.
+        """
+        var place = self.words.unsafe_offset(2 * Self._of_unit)
+        if thread == 0:
+            place[] = UInt64(number)
+        self._meet()
+        return UInt32(place[])
+
+    @inline(.always)
+    def _meet(self):
+        """Waits for all of the team."""
         comptime if is_nvidia_gpu():
-            # A barrier of the team; the first is that of all of the block.
+            # The first barrier is that of all of the block.
             inlined_assembly[
                 "bar.sync $0, $1;", NoneType, constraints="r,n,~{memory}"
             ](UInt32(self.team + 1), UInt32(Self.warps * WARP_SIZE))
-        return turn % Self.warps == warp_index
 
     @inline(.always)
     def take[
@@ -93,5 +114,5 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
             lane: This thread's index in its warp.
         """
         return ColumnBoard[of_lane].merged_warps[exact, Self.warps](
-            self.words.unsafe_offset(turn % 2 * Self.room + lane * of_lane)
+            self.words.unsafe_offset(turn % 2 * Self._of_unit + lane * of_lane)
         )
