@@ -47,6 +47,9 @@ def softmax():
         (420, 130, 101),
         (150, 1001, 53),
         (150, 1001, 101),
+        # Held by the whole GPU, and read twice.
+        (2, 18_001, 65),
+        (1, 270_001, 65),
     ):
         for dtype in BOTH:
             run((outer, n, inner), 1, dtype=dtype)
@@ -60,7 +63,7 @@ def close(found, expected, dtype):
 
 def relatives():
     shapes = [(3, n) for n in (5, 101, 1001, 3001, 12001, 50257, 200001)]
-    columns = [(2, n, inner) for n in (13, 300, 3001, 12001) for inner in (3, 40)]
+    columns = [(2, n, inner) for n in (13, 300, 3001, 12001) for inner in (3, 40)] + [(1, 30_001, 65)]
     for shape in shapes + columns:
         along(logits(shape), logits(shape, seed=1), np.float32)
     for shape in shapes:
