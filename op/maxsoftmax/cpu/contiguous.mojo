@@ -8,6 +8,7 @@ from ..math.exponential import Unit
 from ..math.online import MaxSum, Sum
 from ..io.rows import Rows
 from .dividing import Beside, Dividing, Nothing
+from .largest import Largest
 from .lanes import collapse, each, each_from, fold_max, fold_sum, larger
 from .memory import first_lanes, LINE, load_plain, store_plain
 from .operations import Operation, Place
@@ -149,6 +150,33 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             _ = logits^
             self._end(first, rows, start, sums, part)
 
+    def reduce_spans(
+        self,
+        bundle: Int,
+        first: Int,
+        end: Int,
+        part: Pairs[Self.accum, 1],
+        room: Room[Self.accum],
+    ):
+        comptime if Self.O.has_max and not Self.S.is_computed:
+            # A row of several spans is alone.
+            if self.rows.n > SPAN:
+                var kept = self._kept(bundle, 0, room)
+                comptime for keeps in [True, False]:
+                    if keeps == Bool(kept):
+                        self._reduce_one_ahead[keeps](
+                            bundle, first, end, part, kept
+                        )
+                return
+        for span in range(first, end):
+            self.reduce(
+                bundle,
+                span * SPAN,
+                min((span + 1) * SPAN, self.rows.n),
+                part.unsafe_offset((span - first) * self.pairs()),
+                room,
+            )
+
     def write(
         self,
         bundle: Int,
@@ -186,6 +214,36 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                         self._write[keeps](place, row, kept)
             else:
                 self._write[False](place, row, None)
+
+    @inline(.always)
+    def _reduce_one_ahead[
+        keeps: Bool
+    ](
+        self,
+        row: Int,
+        first: Int,
+        end: Int,
+        part: Pairs[Self.accum, 1],
+        kept: Room[Self.accum],
+    ):
+        """Reduces spans of a row, of each the maximum beside the exponentials of the one before, so that memory is at work all the time.
+        """
+        var n = self.rows.n
+        var x = self.source.row(row, 0)
+        var m = self._max(row, first * SPAN, min((first + 1) * SPAN, n), None)
+        for span in range(first, end):
+            var start = span * SPAN
+            var stop = min(start + SPAN, n)
+            var next = stop if span + 1 < end else n
+            var largest = Largest[Self.S.Row, Self.accum, Self.step](
+                x, next, min(next + SPAN, n)
+            )
+            var of_span = part.unsafe_offset(span - first)
+            of_span[].m = m
+            var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+            sums[0] = self._sum[keeps](row, start, stop, Unit(m), kept, largest)
+            self._end(row, 1, start, sums, of_span)
+            m = largest.finish()
 
     @inline(.always)
     def _end(
@@ -328,7 +386,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             else:
                 values = x.load[Self.accum, n](i, 0, count)
             var e_x = unit.exp(values)
-            comptime if n == Self.step:
+            comptime if n == Self.step and not B.reads_ahead:
                 x.prefetch[Self.step, READ_AHEAD](i, 0)
             comptime if keeps and Self.O.divides:
                 store_plain(kept.value().unsafe_offset(i), e_x, count)

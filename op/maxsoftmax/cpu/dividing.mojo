@@ -9,6 +9,9 @@ from .targets import RowTarget
 trait Beside:
     """What is done beside something else."""
 
+    comptime reads_ahead: Bool = False
+    """Whether it reads what is behind that something, and has memory deliver it."""
+
     def step(mut self):
         """Does the next step of it, if there is one."""
         ...

@@ -8,7 +8,7 @@ from ..queue import Queue
 from ..io.rows import Target
 from .memory import LINE
 from .shares import Shares, parallel, share_tasks, workers_for
-from .tuning import SPAN
+from .tuning import SHARES, SPAN
 
 comptime Pairs[dtype: DType, lanes: SIMDLength] = Pointer[
     MaxSum[dtype, lanes], MutUntrackedOrigin
@@ -83,6 +83,25 @@ trait Bundles(TrivialRegisterPassable):
         """Writes the pairs of elements `start` to `end`, one span, of the rows of `bundle` to `part`.
         """
         ...
+
+    def reduce_spans(
+        self,
+        bundle: Int,
+        first: Int,
+        end: Int,
+        part: Pairs[Self.accum, Self.lanes],
+        room: Room[Self.accum],
+    ):
+        """Reduces the spans from `first` to `end`, to the pairs of one after the other from `part` on.
+        """
+        for span in range(first, end):
+            self.reduce(
+                bundle,
+                span * SPAN,
+                min((span + 1) * SPAN, self.length()),
+                part.unsafe_offset((span - first) * self.pairs()),
+                room,
+            )
 
     def write(
         self,
@@ -180,21 +199,17 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
                 var now = Reduced[B.accum, B.lanes](
                     bundle, part, total, room, open
                 )
-                for span in range(spans if B.reduces else 0):
-                    var start = span * SPAN
-                    var end = min(start + SPAN, n)
-                    if before:
+                if before:
+                    for span in range(spans):
                         joins = bundles.write_beside(
-                            before.value(), start, end, joins, now
+                            before.value(),
+                            span * SPAN,
+                            min((span + 1) * SPAN, n),
+                            joins,
+                            now,
                         )
-                    else:
-                        bundles.reduce(
-                            bundle,
-                            start,
-                            end,
-                            part.unsafe_offset(span * pairs),
-                            room,
-                        )
+                elif B.reduces:
+                    bundles.reduce_spans(bundle, 0, spans, part, room)
                 if spans > 1:
                     _merge(part, spans, pairs, total)
                 if overlaps:
@@ -230,19 +245,24 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
     var part = parts.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     var totals = part.unsafe_offset(count * spans * pairs)
 
+    # As many spans to a task as leave each core its shares.
+    var together = max(1, min(spans, count * spans // (workers * SHARES)))
+    var tasks = ceildiv(spans, together)
+
     @inline(.always)
     def reduce(task: Int) {imm}:
-        var bundle, span = divmod(task, spans)
-        bundles.reduce(
+        var bundle, some = divmod(task, tasks)
+        var first = some * together
+        bundles.reduce_spans(
             bundle,
-            span * SPAN,
-            min((span + 1) * SPAN, n),
-            part.unsafe_offset(task * pairs),
+            first,
+            min(first + together, spans),
+            part.unsafe_offset((bundle * spans + first) * pairs),
             None,
         )
 
     comptime if B.reduces:
-        share_tasks(reduce, count * spans, elements, queue)
+        share_tasks(reduce, count * tasks, elements, queue)
         for bundle in range(count):
             _merge(
                 part.unsafe_offset(bundle * spans * pairs),

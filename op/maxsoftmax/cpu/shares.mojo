@@ -8,12 +8,16 @@ from std.sys.intrinsics import llvm_intrinsic
 
 from ..queue import Queue
 from ..io.rows import Rows
-from .memory import end_streams
+from .memory import LINE, end_streams
 from .tuning import GRAIN, SHARES, SPINS
 
 
+comptime NUMBERS = LINE // 8
+"""How far numbers are apart that cores change often: a line."""
+
+
 struct Shares(Iterable, Iterator, TrivialRegisterPassable):
-    """The numbers below `count`, in contiguous shares, each for the first core that asks for it.
+    """The numbers below `count`, in contiguous shares. Each core takes those of a range of its own, which lie one after the other, and then what is left of others' ranges.
     """
 
     comptime Element = Int
@@ -25,8 +29,14 @@ struct Shares(Iterable, Iterator, TrivialRegisterPassable):
     """How many numbers there are."""
     var shares: Int
     """In how many shares."""
+    var workers: Int
+    """How many cores there are, and so many ranges of shares."""
     var taken: Pointer[Int64, MutUntrackedOrigin]
-    """How many shares were asked for, by all cores together."""
+    """How many shares of each range were asked for, by all cores together, each number in a line of its own."""
+    var core: Int
+    """Which core this is."""
+    var done: Int
+    """How many ranges it has found to be done."""
     var next: Int
     """The next number of this core's share."""
     var end: Int
@@ -37,14 +47,25 @@ struct Shares(Iterable, Iterator, TrivialRegisterPassable):
         out self,
         count: Int,
         shares: Int,
+        workers: Int,
         taken: Pointer[Int64, MutUntrackedOrigin],
     ):
-        """All of them, of which this core has none yet."""
+        """All of them, of which nobody has any yet."""
         self.count = count
         self.shares = shares
+        self.workers = workers
         self.taken = taken
+        self.core = 0
+        self.done = 0
         self.next = 0
         self.end = 0
+
+    @inline(.always)
+    def of(self, core: Int) -> Self:
+        """Returns them for a core, which has none yet."""
+        var mine = self
+        mine.core = core
+        return mine
 
     def __iter__(ref self) -> Self.IteratorType[origin_of(self)]:
         return self
@@ -54,14 +75,28 @@ struct Shares(Iterable, Iterator, TrivialRegisterPassable):
         """Returns the next number of this core's share, or the first of the next share.
         """
         if self.next == self.end:
-            var share = Int(Atomic.fetch_add(self.taken, 1))
-            if share >= self.shares:
-                raise StopIteration()
+            var share = self._share()
+            while share < 0:
+                self.done += 1
+                if self.done >= self.workers:
+                    raise StopIteration()
+                share = self._share()
             var size, more = divmod(self.count, self.shares)
             self.next = share * size + min(share, more)
             self.end = self.next + size + Int(share < more)
         self.next += 1
         return self.next - 1
+
+    @inline(.always)
+    def _share(self) -> Int:
+        """Returns the next share of the range that this core is at, or -1 if there is none.
+        """
+        var range = (self.core + self.done) % self.workers
+        var first = range * self.shares // self.workers
+        var end = (range + 1) * self.shares // self.workers
+        var taken = self.taken.unsafe_offset(range * NUMBERS)
+        var share = first + Int(Atomic.fetch_add(taken, 1))
+        return share if share < end else -1
 
 
 @inline(.always)
@@ -84,18 +119,21 @@ def parallel[
         Error: If other cores cannot be had, once no core is at work.
     """
     var workers = max(1, min(count, workers_for(elements, queue)))
-    # How many shares were asked for, and how many workers are done.
-    var counts = List[Int64](length=2, fill=0)
+    # How many shares of each range were asked for, and how many workers are done.
+    var counts = List[Int64](length=(workers + 1) * NUMBERS, fill=0)
     var taken = counts.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
-    var done = taken.unsafe_offset(1)
+    var done = taken.unsafe_offset(workers * NUMBERS)
     var shares = Shares(
-        count, min(count, max(workers * SHARES, elements // GRAIN)), taken
+        count,
+        min(count, max(workers * SHARES, elements // GRAIN)),
+        workers,
+        taken,
     )
 
     # Once for one core and for many: kernels are long, and what is compiled twice takes twice as long to compile.
     @inline(.never)
     def on_core(core: Int) {imm}:
-        work(shares)
+        work(shares.of(core))
         end_streams()
         # The last that is done with anything of the caller's.
         _ = Atomic.fetch_add(done, 1)
@@ -110,7 +148,7 @@ def parallel[
             failure = e^
     var looks = SPINS
     if not failure:
-        on_core(0)
+        on_core(workers - 1)
         while looks > 0 and Atomic[Int64].load(done) < Int64(workers):
             looks -= 1
             _pause()

@@ -50,7 +50,7 @@ do after about as long, was awake only after 210 us in a virtual machine."""
 
 comptime SHARES = 8
 """Shares a core, at least, that work is cut into if there are as many tasks; more where they would be much larger than a
-grain. A core that is done with one takes the next, because cores are not equally fast: other threads of MAX, and who waits
+grain. A core that is done with its own takes others', because cores are not equally fast: other threads of MAX, and who waits
 for the result, run on one of them. On two cores 8192×1024 float32 take 2.0 ms in 64 shares, in 16 2.3, in two 2.8."""
 
 comptime SPINS = 2000
