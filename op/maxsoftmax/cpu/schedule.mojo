@@ -193,6 +193,11 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
             var joins = False
             var turn = 0
             for bundle in shares:
+                if before and bundle < before.value().bundle:
+                    # What another core has left lies before.
+                    _write_alone(bundles, before.value(), joins)
+                    before = None
+                    joins = False
                 var part = part_of_first.unsafe_offset(turn * apart)
                 var total = part.unsafe_offset(before_total)
                 var room = first_room.unsafe_offset(turn % B.rooms * room_size)
@@ -226,14 +231,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
                         room,
                     )
             if before:
-                for span in range(spans):
-                    joins = bundles.write_beside(
-                        before.value(),
-                        span * SPAN,
-                        min((span + 1) * SPAN, n),
-                        joins,
-                        None,
-                    )
+                _write_alone(bundles, before.value(), joins)
             _ = parts^
             _ = memory^
 
@@ -285,6 +283,18 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
 
     share_tasks(write, count * spans, elements, queue)
     _ = parts^
+
+
+def _write_alone[
+    B: Bundles
+](bundles: B, written: Reduced[B.accum, B.lanes], var joins: Bool):
+    """Writes a bundle that no other one is reduced beside: arguments are as of `write_beside`.
+    """
+    var n = bundles.length()
+    for span in range(spans_of(n)):
+        joins = bundles.write_beside(
+            written, span * SPAN, min((span + 1) * SPAN, n), joins, None
+        )
 
 
 @inline(.always)
