@@ -83,6 +83,9 @@ def test_bits_of_a_row_are_its_own(n, along):
     count = min(300, max(3, (1 << 21) // n))
     x, dy = (random.standard_normal((count, n), dtype=np.float32) * scale for scale in (4, 1))
     target = random.integers(0, n, count)
+    # A maximum of 0, of either sign.
+    x[2] = -np.abs(x[2])
+    x[2, -min(n, 1000)], x[2, -1] = 0.0, -0.0
 
     whole = results(slice_of(along, x, 0, count), slice_of(along, dy, 0, count), target, 0, 0)
     # One column alone is a row along the last axis.

@@ -235,9 +235,9 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             var start = span * SPAN
             var stop = min(start + SPAN, n)
             var next = stop if span + 1 < end else n
-            var largest = Largest[Self.S.Row, Self.accum, Self.step](
-                x, next, min(next + SPAN, n)
-            )
+            var largest = Largest[
+                Self.S.Row, Self.accum, Self.step, Self.width
+            ](x, next, min(next + SPAN, n))
             var of_span = part.unsafe_offset(span - first)
             of_span[].m = m
             var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
@@ -455,7 +455,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             part[unsafe_offset=i].m = self._max(first_now + i, start, end, kept)
         var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
         var waits = joins
-        # A core takes bundles in order, of which only the last may have fewer rows: `rows_now` is not more than `rows`.
+        # The one that is reduced lies behind, and only the last bundle may have fewer rows: `rows_now` is not more than `rows`.
         for i in range(rows):
             var dividing = Dividing[Self.T, Self.accum, whole, Self.step](
                 self.target.row(first + i, 0),

@@ -8,7 +8,7 @@ from .sources import SourceRow
 from .tuning import READ_AHEAD
 
 
-struct Largest[X: SourceRow, accum: DType, size: Int](
+struct Largest[X: SourceRow, accum: DType, size: Int, width: Int](
     Beside, TrivialRegisterPassable
 ):
     """The largest element of a span that is not NaN.
@@ -17,6 +17,7 @@ struct Largest[X: SourceRow, accum: DType, size: Int](
         X: What is read.
         accum: Dtype of the arithmetic.
         size: Elements of a step.
+        width: Elements that are taken at a time where there are less.
     """
 
     comptime reads_ahead = True
@@ -43,22 +44,29 @@ struct Largest[X: SourceRow, accum: DType, size: Int](
     def step(mut self):
         if self.i + Self.size <= self.end:
             self.x.prefetch[Self.size, READ_AHEAD](self.i, 0)
-            self._raise(Self.size)
+            self._raise()
 
     @inline(.always)
     def finish(mut self) -> Scalar[Self.accum]:
         """Does the steps that are left, and returns the largest; -inf of no elements.
         """
+        # In the order of all other maxima, on which the sign of 0 depends.
+        while self.i + Self.size <= self.end:
+            self._raise()
+        var rest = SIMD[Self.accum, Self.width](neg_inf[Self.accum]())
         while self.i < self.end:
-            self._raise(self.end - self.i)
-        return fold_max[1](self.most)
+            var values = self.x.load[Self.accum, SIMDLength(Self.width)](
+                self.i, 0, self.end - self.i
+            )
+            rest = larger(values, rest)
+            self.i += Self.width
+        return fold_max[1](larger(rest, fold_max[Self.width](self.most)))
 
     @inline(.always)
-    def _raise(mut self, count: Int):
-        """Takes the next elements, of which there are `count` or as many as a step has.
-        """
+    def _raise(mut self):
+        """Takes the elements of a step."""
         var values = self.x.load[Self.accum, SIMDLength(Self.size)](
-            self.i, 0, count
+            self.i, 0, Self.size
         )
         self.most = larger(values, self.most)
         self.i += Self.size

@@ -126,14 +126,14 @@ trait Bundles(TrivialRegisterPassable):
         next: Optional[Reduced[Self.accum, Self.lanes]],
     ) -> Bool:
         """Writes a span of a bundle as `write` does, and reduces that of another one meanwhile, as `reduce` does. A core calls it for the spans of a bundle
-        in order, and for bundles in order.
+        in order.
 
         Args:
             written: The bundle that is written.
             start: The first element of the span.
             end: The one after the last.
             joins: What this returned last.
-            next: The bundle that is reduced, if there is one.
+            next: The bundle that is reduced, if there is one, which lies behind.
 
         Returns:
             Whether results that begin a line wait in `open` for the next call.

@@ -1,4 +1,4 @@
-"""The fast kernel of rows that are too long for a cluster, and that the whole GPU holds: one read and one write an element.
+"""The fast kernel of rows that are longer than what clusters are good at, and that the whole GPU holds: one read and one write an element.
 
 Units are those of `resident_units`. A warp holds its last unit in registers, and those before, one or two, in shared memory, until all of their row has been
 summed up, which goes by the `Board`. All blocks are on the GPU at once, so that nobody waits for a block that waits for room.

@@ -15,7 +15,7 @@ from .tree_reduction import Shared
 struct Meeting[tile: Tile](TrivialRegisterPassable):
     """Where the warps of a team leave what their parts of a unit sum to, and one of them finds it, another one each time.
 
-    There is room for two units: whoever leaves the next but one has met all others after they left the next. So it is with a number that one thread tells all.
+    There is room for two units: whoever leaves the next but one has met all others after they left the next. A number that one thread tells all has one place: units are left in between.
 
     Parameters:
         tile: A team's columns.
