@@ -150,14 +150,14 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             _ = logits^
             self._end(first, rows, start, sums, part)
 
-    def reduce_spans(
+    def reduce_one_ahead(
         self,
         bundle: Int,
         first: Int,
         end: Int,
         part: Pairs[Self.accum, 1],
         room: Room[Self.accum],
-    ):
+    ) -> Bool:
         comptime if Self.O.has_max and not Self.S.is_computed:
             # A row of several spans is alone.
             if self.rows.n > SPAN:
@@ -167,15 +167,8 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                         self._reduce_one_ahead[keeps](
                             bundle, first, end, part, kept
                         )
-                return
-        for span in range(first, end):
-            self.reduce(
-                bundle,
-                span * SPAN,
-                min((span + 1) * SPAN, self.rows.n),
-                part.unsafe_offset((span - first) * self.pairs()),
-                room,
-            )
+                return True
+        return False
 
     def write(
         self,

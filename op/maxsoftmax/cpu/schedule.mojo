@@ -84,24 +84,18 @@ trait Bundles(TrivialRegisterPassable):
         """
         ...
 
-    def reduce_spans(
+    def reduce_one_ahead(
         self,
         bundle: Int,
         first: Int,
         end: Int,
         part: Pairs[Self.accum, Self.lanes],
         room: Room[Self.accum],
-    ):
-        """Reduces the spans from `first` to `end`, to the pairs of one after the other from `part` on.
+    ) -> Bool:
+        """Does what `reduce` does with the spans from `first` to `end`, to the pairs of one after the other from `part` on, with a look at each while the one before is
+        reduced. Returns whether that is done: if not, nothing is.
         """
-        for span in range(first, end):
-            self.reduce(
-                bundle,
-                span * SPAN,
-                min((span + 1) * SPAN, self.length()),
-                part.unsafe_offset((span - first) * self.pairs()),
-                room,
-            )
+        return False
 
     def write(
         self,
@@ -214,7 +208,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
                             now,
                         )
                 elif B.reduces:
-                    bundles.reduce_spans(bundle, 0, spans, part, room)
+                    _reduce(bundles, bundle, 0, spans, part, room)
                 if spans > 1:
                     _merge(part, spans, pairs, total)
                 if overlaps:
@@ -251,7 +245,8 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
     def reduce(task: Int) {imm}:
         var bundle, some = divmod(task, tasks)
         var first = some * together
-        bundles.reduce_spans(
+        _reduce(
+            bundles,
             bundle,
             first,
             min(first + together, spans),
@@ -283,6 +278,31 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
 
     share_tasks(write, count * spans, elements, queue)
     _ = parts^
+
+
+@inline(.always)
+def _reduce[
+    B: Bundles
+](
+    bundles: B,
+    bundle: Int,
+    first: Int,
+    end: Int,
+    part: Pairs[B.accum, B.lanes],
+    room: Room[B.accum],
+):
+    """Reduces the spans from `first` to `end` of a bundle, to the pairs of one after the other from `part` on.
+    """
+    if bundles.reduce_one_ahead(bundle, first, end, part, room):
+        return
+    for span in range(first, end):
+        bundles.reduce(
+            bundle,
+            span * SPAN,
+            min((span + 1) * SPAN, bundles.length()),
+            part.unsafe_offset((span - first) * bundles.pairs()),
+            room,
+        )
 
 
 def _write_alone[

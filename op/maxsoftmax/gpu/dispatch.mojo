@@ -65,8 +65,14 @@ def _contiguous[
     var target = MemoryTarget(y)
     if units_fit[finish](target, source, rows, queue):
         return
+    # Of a length that is known and held by the unit kernels would be compiled that nobody launches.
+    comptime by_unit = _by_unit[MemorySource[dtype], MemoryTarget[dtype]](
+        finish, rows.length
+    )
     comptime if finish != Finish.PAIR and (
-        rows.length == 0 or Tuned.outgrows_clusters(wide, rows.length)
+        rows.length == 0
+        or not by_unit
+        and Tuned.outgrows_clusters(wide, rows.length)
     ):
         if Tuned.outgrows_clusters(wide, rows.n):
             if _grid_fits[finish](y, x, rows, queue):
@@ -148,8 +154,7 @@ def teams_fit[
     of `resident_fits`.
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
-    comptime units = _units_for[S, T](finish)
-    comptime by_unit = line_for(units, rows.length, width) < len(units)
+    comptime by_unit = _by_unit[S, T](finish, rows.length)
     comptime table = _teams_for[S](finish)
     comptime most = slots() // finish.inputs()
     comptime team = line_for(table, rows.length, width, most)
@@ -204,12 +209,19 @@ def surely_fits[S: RowSource, T: RowTarget](finish: Finish, n: Int) -> Bool:
     """Returns whether `resident_fits` is true of rows of length `n`, at compile time; False if that is 0, not known.
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
-    var units = _units_for[S, T](finish)
     var table = _teams_for[S](finish)
     return n > 0 and (
-        line_for(units, n, width) < len(units)
+        _by_unit[S, T](finish, n)
         or line_for(table, n, width, slots() // finish.inputs()) < len(table)
     )
+
+
+def _by_unit[S: RowSource, T: RowTarget](finish: Finish, n: Int) -> Bool:
+    """Returns whether `units_fit` is true of rows of length `n`, at compile time.
+    """
+    comptime width = VECTOR_BYTES // size_of[S.elements]()
+    var units = _units_for[S, T](finish)
+    return line_for(units, n, width) < len(units)
 
 
 def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
