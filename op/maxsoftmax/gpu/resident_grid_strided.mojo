@@ -12,7 +12,7 @@ What of others a warp has to hear waits behind what its neighbours load, so that
 | | H100, float32 | bfloat16 | H200, float32 | bfloat16 |
 |---|---|---|---|---|
 | a copy | 138 | 86 | 98 | 76 |
-| as here; on the H200 before teams asked for units | 164 | 96 | 131 | 82 |
+| as here | 164 | 96 | 127 | 82 |
 | the last warp of a team to come merges what all have left, where here they meet | 165 | 97 | 130 | 86 |
 | whoever leaves the last of some units merges them, and then of some groups | 270 | 225 | – | – |
 | one block merges, units and then groups, each warp by itself | 181 | 174 | 152 | 127 |

@@ -8,11 +8,12 @@ All of it is numbers that are read and written whole. Of a pair, 0 says that it 
 """
 
 from std.atomic import Atomic, Ordering
+from std.bit import next_power_of_two
 from std.math import align_up, ceildiv
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu
 from std.utils.numerics import neg_inf
-from max.gpu import WARP_SIZE, block_idx, thread_idx
+from max.gpu import WARP_SIZE, block_idx, lane_id, thread_idx
 from max.gpu.host.launch_attribute import (
     LaunchAttribute,
     LaunchAttributeID,
@@ -96,11 +97,13 @@ def ask(asked: Target[DType.uint32], thread: Int) -> UInt32:
 
     Args:
         asked: Where it is counted.
-        thread: This thread's index among those that ask together.
+        thread: This thread's index among those that ask together, the first of which is the first lane of its warp.
     """
     var before = UInt32(0)
     if thread == 0:
-        before = _Count.fetch_add[ordering=Ordering.RELAXED](asked, 1)
+        # Where the assembler sees one address for all lanes, one adds for all of them, and the warp waits for the answer at once.
+        var place = asked.unsafe_offset(Int(lane_id()))
+        before = _Count.fetch_add[ordering=Ordering.RELAXED](place, 1)
     return before
 
 
@@ -122,6 +125,8 @@ struct Board[group: Int](TrivialRegisterPassable):
     """How many units a row has."""
     var groups_of_row: UInt32
     """How many groups."""
+    var readers: UInt32
+    """As many, or up to the next power of two: so many neighbouring lanes look at a row's groups."""
 
     @inline(.always)
     def __init__(out self, memory: Words, rows: Int, units: Int):
@@ -138,6 +143,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         ).unsafe_bitcast[UInt32]()
         self.units_of_row = UInt32(units)
         self.groups_of_row = UInt32(groups)
+        self.readers = UInt32(next_power_of_two(groups))
 
     @staticmethod
     def size(rows: Int, units: Int) -> Int:
@@ -153,23 +159,51 @@ struct Board[group: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def seen(self, row: UInt32, lane: Int) -> UInt64:
-        """Returns to each lane the pair of one of a row's groups, 0 if it is not there yet.
+        """Returns to each of `readers` neighbouring lanes the pair of one of a row's groups, 0 if it is not there yet.
 
         Args:
             row: The row.
             lane: This thread's index in its warp.
         """
         var bits = bits_of(Pair(neg_inf[DType.float32](), 0))
-        if UInt32(lane) < self.groups_of_row:
+        var index = UInt32(lane) & (self.readers - 1)
+        if index < self.groups_of_row:
             bits = _Bits.load[ordering=Ordering.RELAXED](
-                self.groups.unsafe_offset(Int(row * self.groups_of_row) + lane)
+                self.groups.unsafe_offset(Int(row * self.groups_of_row + index))
             )
         return bits
 
     @inline(.always)
-    def wait[
-        exact: Bool
-    ](self, row: UInt32, var seen: UInt64, lane: Int) -> Pair[]:
+    def there(self, row: UInt32, var seen: UInt64, lane: Int) -> UInt64:
+        """Returns what `seen` returns of a row, once all of its groups' pairs are there: arguments are as of `wait`.
+        """
+        while seen == 0:
+            sleep(64)
+            seen = self.seen(row, lane)
+        return seen
+
+    @inline(.always)
+    def merged[exact: Bool](self, there: UInt64) -> Pair[]:
+        """Returns a row's pair.
+
+        Parameters:
+            exact: Of the scale that the sums are in.
+
+        Args:
+            there: What the function of this name returned.
+        """
+        var pair = pairs_of(there)
+        var m = largest_of_lanes[WARP_SIZE](pair.m)
+        # As `lanes_reduce` does, which would add zeros first.
+        var d = pair.sum_over(Scale[exact](m))
+        var apart = self.readers // 2
+        while apart > 0:
+            d += warp.shuffle_xor(d, apart)
+            apart //= 2
+        return Pair(m, d)
+
+    @inline(.always)
+    def wait[exact: Bool](self, row: UInt32, seen: UInt64, lane: Int) -> Pair[]:
         """Returns a row's pair, once all of its groups' are there.
 
         Parameters:
@@ -180,10 +214,7 @@ struct Board[group: Int](TrivialRegisterPassable):
             seen: What `seen` returned.
             lane: This thread's index in its warp.
         """
-        while seen == 0:
-            sleep(64)
-            seen = self.seen(row, lane)
-        return _merged[exact](Array[Pair[], 1](fill=pairs_of(seen)))
+        return self.merged[exact](self.there(row, seen, lane))
 
     @inline(.always)
     def ask(self, lane: Int) -> UInt32:

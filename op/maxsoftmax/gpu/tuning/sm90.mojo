@@ -72,19 +72,20 @@ struct Sm90(Tuning):
                 Units(262144, 311296, 19, 512, 0, most_blocks()),
             ]
         return [
-            # H100, 20480 columns of bfloat16: 2.1 (3.6), 2.5 (3.8), 6.6 (6.8), 224 (226); 16384 columns, 512 rows: 10.0 (8.3). Of a length that is no
-            # multiple of 16 bytes, 50257 columns, 64 rows: 8.7 (6.2)
-            Units(16384, 24576, 4, 1024, 64, few // 2),
-            # H100, 32000 columns: 1.9 (3.7), 2.8 (4.2), 9.5 (9.4), 348 (351)
-            Units(24576, 32768, 4, 1024, 64, few),
-            # H100, 40960 columns: 2.1 (3.4), 3.2 (4.4), 14.5 (15.7), 444 (446)
-            Units(32768, 49152, 6, 768, 64, few),
+            # Of the first three lines µs are those of 1, 16, 64, 256 and 8192 rows on an H200 (by other units): more vectors a lane, in smaller clusters, are
+            # faster where rows are many. 20480 columns of bfloat16: 2.2, 2.7, 3.4, 6.9, 162 (by 4 vectors in clusters of 4: 1.9, 2.3, 3.3, 7.6, 183). H100, 16384
+            # columns, 512 rows, by 4 vectors: 10.0 (by blocks 8.3). Of a length that is no multiple of 16 bytes, 50257 columns, 64 rows: 8.7 (6.2)
+            Units(16384, 24576, 6, 768, 64, few // 4),
+            # 32768 columns: 2.1, 2.7, 4.3, 9.8, 260 (by 4 vectors in clusters of 8: 1.7, 2.5, 4.5, 10.4, 286)
+            Units(24576, 32768, 8, 768, 64, few // 2),
+            # 40960 columns: 2.3, 3.0, 5.6, 12.4, 318 (by 6 vectors in clusters of 8: 1.9, 2.8, 5.0, 13.2, 344)
+            Units(32768, 49152, 7, 768, 64, few // 2),
             # H100, 50304 columns: 2.2 (4.0), 3.5 (5.1), 18.0 (20.9), 547 (549)
             Units(49152, 57344, 7, 768, 64, few),
             # 65536 columns: 2.5 (2.4), 3.7 (3.7), 7.8 (7.3), 23.5 (19.2)
             Units(57344, 65536, 8, 768, 96, few),
-            # H100, 80000 columns: 2.4 (3.8), 4.5 (5.6), 30.0 (31.3), 863 (871)
-            Units(65536, 98304, 6, 768, 64, most_blocks()),
+            # H200, 80000 columns, 1, 32, 256 and 4096 rows: 2.6, 5.8, 23.3, 313 (by 6 vectors in clusters of 16: 2.2, 5.1, 26.2, 373)
+            Units(65536, 98304, 8, 768, 64, few),
             # 128256 columns: 2.7 (3.2), 5.5 (5.7), 11.1 (12.3), 34.2 (35.5)
             Units(98304, 131072, 8, 768, 64, most_blocks()),
             # 151936 columns: 3.0 (3.7), 6.2 (6.8), 13.6 (14.4), 41.8 (42.7)
