@@ -67,6 +67,8 @@ struct Queue(ImplicitlyCopyable):
     """The caller's scratch memory; none where the context allocates it."""
     var _used: Optional[Pointer[Int, MutUntrackedOrigin]]
     """How many bytes of the caller's memory were asked for; none where the context allocates it."""
+    var _capacity: Int
+    """How many bytes of it there are."""
     var _measures: Bool
     """Whether memory is only counted, and nothing is launched."""
 
@@ -79,6 +81,7 @@ struct Queue(ImplicitlyCopyable):
         self._stream = None
         self._memory = None
         self._used = None
+        self._capacity = Int.MAX
         self._measures = False
 
     def __init__(out self, ctx: DeviceContext, *, workers: Int):
@@ -92,6 +95,7 @@ struct Queue(ImplicitlyCopyable):
         *,
         stream: Int,
         memory: Target[DType.uint8],
+        capacity: Int,
         used: Pointer[Int, MutUntrackedOrigin],
     ) raises:
         """The stream and the memory of a caller.
@@ -100,12 +104,14 @@ struct Queue(ImplicitlyCopyable):
             kept: The GPU.
             stream: The stream's handle, a CUstream; 0 is the legacy default stream.
             memory: As many bytes as were counted for the same call.
+            capacity: How many those are.
             used: Counts the bytes that were asked for.
         """
         self = Self(kept[].ctx)
         self._kept = kept
         self._stream = _stream(kept, stream)
         self._memory = memory
+        self._capacity = capacity
         self._used = used
 
     @staticmethod
@@ -136,12 +142,20 @@ struct Queue(ImplicitlyCopyable):
 
         Args:
             count: How many.
+
+        Raises:
+            Error: If the caller's memory has no room for them.
         """
         if not self._used:
             return Scratch(self.ctx.enqueue_create_buffer[dtype](count))
         var used = self._used.value()
         var start = used[]
         used[] = start + align_up(count * size_of[dtype](), SCRATCH_ALIGNMENT)
+        if used[] > self._capacity:
+            # As of a call that was compiled where a GPU of another size was.
+            raise Error(
+                "this call needs more scratch memory than was counted for it"
+            )
         if self._measures:
             return Scratch(Target[dtype](unsafe_from_address=SCRATCH_ALIGNMENT))
         return Scratch(

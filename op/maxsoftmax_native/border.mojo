@@ -22,6 +22,9 @@ comptime OUT_DTYPE = DType._from_str(
 ).value()
 """The dtype of the results, where a library lets it differ: that of the logits unless told otherwise."""
 
+comptime THREADS = 4
+"""Where in a call it says how many threads it may use, or on a GPU how many bytes of scratch memory it has; 0 if nobody says."""
+
 comptime OPTIONS = 5
 """Where in a call the options of the op begin."""
 
@@ -203,10 +206,11 @@ def run[
             O.run(
                 called,
                 pointers,
-                Queue(called.device()[].ctx, workers=called[4]),
+                Queue(called.device()[].ctx, workers=called[THREADS]),
             )
         else:
             var used = 0
+            var told = called[THREADS]
             O.run(
                 called,
                 pointers,
@@ -214,6 +218,7 @@ def run[
                     called.device(),
                     stream=stream,
                     memory=Target[DType.uint8](unsafe_from_address=scratch),
+                    capacity=told if told > 0 else Int.MAX,
                     used=Pointer(to=used).unsafe_origin_cast[
                         MutUntrackedOrigin
                     ](),

@@ -78,11 +78,17 @@ def main(name, dtype, path):
     size = {"float64": 8, "float32": 4}.get(dtype, 2)
     for shape, told, shift in itertools.product(shapes(), options(name), (0, size)):
         call = (ctypes.c_int64 * 48)(context, *shape, 0, *told)
+        counted = scratch(ctypes.addressof(call))
         # Nobody reads what is there.
         pointers = [(i + 1 << 44) + shift for i in range(POINTERS[name] - 1)]
+        call[4] = 1
+        if counted and not run(ctypes.addressof(call), 0, *pointers, 1 << 43):
+            sys.exit(f"{shape} was not refused, which has too little scratch memory")
+        log.read()
+        call[4] = counted or 1
         failed = run(ctypes.addressof(call), 0, *pointers, 1 << 43)
         print(log.read(), end="")
-        outcome = ctypes.string_at(failed).decode() if failed else f"scratch={scratch(ctypes.addressof(call))}"
+        outcome = ctypes.string_at(failed).decode() if failed else f"scratch={counted}"
         print(f"call {name} {dtype} {shape} {told} shift={shift}: {outcome}")
 
 

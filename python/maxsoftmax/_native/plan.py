@@ -16,7 +16,7 @@ WORDS = 48
 """The words of a call, at least."""
 
 THREADS = 4
-"""The index in a call of the most threads to use."""
+"""The index in a call of the most threads to use, or on a GPU of how many bytes of scratch memory there are."""
 
 
 class NoPlan(RuntimeError):
@@ -81,6 +81,9 @@ def plan(
     scratch = found.scratch(ctypes.addressof(words))
     if scratch < 0:
         raise NoPlan(f"{name} of {dtype} {rows} on device {device} cannot be planned")
+    if device >= 0:
+        # 0 would say that nobody knows.
+        words[THREADS] = max(1, scratch)
     made = Plan(device, found.run, words, scratch)
     _alive.add(made)
     return made
