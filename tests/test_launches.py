@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler he
 
 @pytest.fixture(scope="module")
 def calls(root, environment):
-    """What softmax launches on an H200, by (outer, n, inner) and whether memory is aligned."""
+    """What softmax launches on an H200, and the bytes it counts, by (outer, n, inner) and whether memory is aligned."""
     library = _native.Library("softmax", "float32", _native.Target("gpu", "sm_90a"))
     with build.built(library) as path:
         command = [sys.executable, str(root / "tests" / "launches" / "record.py"), "softmax", "float32", str(path)]
@@ -25,9 +25,9 @@ def calls(root, environment):
         if line.startswith("launch"):
             launches.append(line)
             continue
-        told = re.fullmatch(r"call softmax float32 \((\d+), (\d+), (\d+)\) \(\) shift=(\d): scratch=\d+", line)
+        told = re.fullmatch(r"call softmax float32 \((\d+), (\d+), (\d+)\) \(\) shift=(\d): scratch=(\d+)", line)
         assert told, line
-        found[(*map(int, told.groups()[:3]), told[4] == "0")] = launches
+        found[(*map(int, told.groups()[:3]), told[4] == "0")] = launches, int(told[5])
         launches = []
     assert len(found) > 1000
     return found
@@ -47,7 +47,7 @@ def kernel(launch):
 
 
 def test_every_launch_is_one_that_the_gpu_accepts(calls):
-    for launches in calls.values():
+    for launches, _ in calls.values():
         assert 1 <= len(launches) <= 2
         for launch in launches:
             grid, block = numbers(launch, "grid"), numbers(launch, "block")
@@ -65,9 +65,22 @@ def test_every_launch_is_one_that_the_gpu_accepts(calls):
                 assert others == [1, 1]
 
 
+def test_no_launch_uses_more_scratch_memory_than_was_counted(calls):
+    for shape, (launches, scratch) in calls.items():
+        first = launches[0]
+        used = 0
+        if "hardware_board" in first:
+            # Two words a thread are cleared.
+            used = 16 * numbers(first, "block")[0] * (numbers(first, "grid")[0] - 1) + 1
+        elif "streaming_strid" in first:
+            # A pair of floats for each column, an eighth as many as there are threads.
+            used = numbers(first, "block")[0] * numbers(first, "grid")[0]
+        assert used <= scratch, shape
+
+
 def test_which_kernel_a_row_has_is_not_a_matter_of_how_many_there_are(calls):
     kernels = {}
-    for (outer, n, inner, aligned), launches in calls.items():
+    for (outer, n, inner, aligned), (launches, _) in calls.items():
         if inner == 1:
             kernels.setdefault((n, aligned), {})[outer] = [kernel(launch) for launch in launches]
     for of_counts in kernels.values():

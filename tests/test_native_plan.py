@@ -1,4 +1,5 @@
 import ctypes
+import types
 
 import numpy as np
 import pytest
@@ -25,6 +26,16 @@ def test_a_call_says_what_it_was_told():
     made = _native.plan("softmax", "float32", -1, (2, 3, 4), (7, _native.bits(0.5), -(2**63)))
     told = (ctypes.c_int64 * 8).from_address(made.call)
     assert list(told) == [load._contexts[-1], 2, 3, 4, 0, 7, 0x3FE0000000000000, -(2**63)]
+
+
+@pytest.mark.parametrize("counted", [0, 4096])
+def test_a_call_of_a_gpu_says_how_much_scratch_memory_it_has(counted, monkeypatch):
+    found = types.SimpleNamespace(context=1, run=None, scratch=lambda call: counted)
+    monkeypatch.setitem(_native.plan.__wrapped__.__globals__, "functions", lambda *told, **choices: found)
+    made = _native.plan.__wrapped__("softmax", "float32", 0, (2, 3, 4), (7,))
+    told = (ctypes.c_int64 * 7).from_address(made.call)
+    # 0 would say that nobody has counted.
+    assert list(told) == [1, 2, 3, 4, max(1, counted), 7, 0]
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.0, -1e-300, float("inf")])

@@ -152,9 +152,12 @@ struct Queue(ImplicitlyCopyable):
         var start = used[]
         used[] = start + align_up(count * size_of[dtype](), SCRATCH_ALIGNMENT)
         if used[] > self._capacity:
-            # As of a call that was compiled where a GPU of another size was.
+            # Nobody's memory is written who counted for another call or on another GPU.
             raise Error(
-                "this call needs more scratch memory than was counted for it"
+                String(
+                    t"this call needs {used[]} bytes of scratch memory or more,"
+                    t" and has {self._capacity}"
+                )
             )
         if self._measures:
             return Scratch(Target[dtype](unsafe_from_address=SCRATCH_ALIGNMENT))

@@ -23,7 +23,7 @@ comptime OUT_DTYPE = DType._from_str(
 """The dtype of the results, where a library lets it differ: that of the logits unless told otherwise."""
 
 comptime THREADS = 4
-"""Where in a call it says how many threads it may use, or on a GPU how many bytes of scratch memory it has; 0 if nobody says."""
+"""Where a call says how many threads it may use on a CPU, 0 for all; or how many bytes of scratch memory it has on a GPU, 0 if nobody says."""
 
 comptime OPTIONS = 5
 """Where in a call the options of the op begin."""

@@ -5,7 +5,8 @@ summed up, which goes by the `Board`. All blocks are on the GPU at once, so that
 
 Where warps take many units, each asks a counter for its next one, since not all multiprocessors are equally fast. It asks when it has waited, not before.
 
-Of other ways to deal out units and to keep them none was faster at all lengths (H100, float32, µs; a copy takes 179, 180, 46.5, 4.3 and 24.1):
+Of other ways to deal out units and to keep them none was faster at all lengths (H100, float32, µs; a copy takes 179, 180, 46.5, 4.3 and 24.1; before the L2 was told
+anything):
 
 | | 64×2^20 | 16×2^22 | 16×2^20 | 1×2^20 | 1×2^23 |
 |---|---|---|---|---|---|
@@ -28,12 +29,17 @@ On an H200, where a copy takes 127, 128, 33.4 and 3.4:
 | units of 8 vectors a lane, of 24 warps (12 of 18, 20 of 11, 24 of 9) | 167 (149, 144, 146) | 187 (158, 147, 146) | 44.4 (40.4, 37.6, 38.1) | – |
 | a group is merged after its last unit's warp has waited for an older row | 145 | 152 | 38.6 | – |
 | whether a row is there is first asked before a unit is summed | 146 | 158 | 38.6 | – |
-| all in turn, one in shared memory | 162 | 174 | – | 7.8 |
-| in turn, seven warps, four in shared memory, which copies bring there | 167 | – | – | 8.0 |
-| in turn, nine warps, three in shared memory | 156 | 174 | – | 8.0 |
-| read twice, by `streaming` | 219 | 218 | – | 10.4 |
 
-There neither fewer instructions nor shorter waits change 64×2^20: its DRAM is at work 0.75 of the time, for a copy 0.84.
+In an earlier session, where it took 128, 128 and 3.9:
+
+| | 64×2^20 | 16×2^22 | 1×2^20 |
+|---|---|---|---|
+| all in turn, one in shared memory | 162 | 174 | 7.8 |
+| in turn, seven warps, four in shared memory, which copies bring there | 167 | – | 8.0 |
+| in turn, nine warps, three in shared memory | 156 | 174 | 8.0 |
+| read twice, by `streaming` | 219 | 218 | 10.4 |
+
+On the H200 neither fewer instructions nor shorter waits change 64×2^20: its DRAM is at work 0.75 of the time, for a copy 0.84.
 """
 
 from std.math import ceildiv

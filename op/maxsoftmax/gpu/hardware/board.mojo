@@ -20,6 +20,7 @@ from max.gpu.host.launch_attribute import (
     LaunchAttributeValue,
 )
 from max.gpu.primitives import warp
+from max.gpu.sync import syncwarp
 
 from ...io.rows import Target, VECTOR_BYTES
 from ...math.exponential import Scale
@@ -101,7 +102,7 @@ def ask(asked: Target[DType.uint32], thread: Int) -> UInt32:
     """
     var before = UInt32(0)
     if thread == 0:
-        # Where the assembler sees one address for all lanes, one adds for all of them, and the warp waits for the answer at once.
+        # An address of the lane's own: else the assembler has one lane add for all that are there, and all wait for its answer at once.
         var place = asked.unsafe_offset(Int(lane_id()))
         before = _Count.fetch_add[ordering=Ordering.RELAXED](place, 1)
     return before
@@ -126,7 +127,7 @@ struct Board[group: Int](TrivialRegisterPassable):
     var groups_of_row: UInt32
     """How many groups."""
     var readers: UInt32
-    """As many, or up to the next power of two: so many neighbouring lanes look at a row's groups."""
+    """`groups_of_row`, rounded up to a power of two: so many neighbouring lanes look at a row's groups."""
 
     @inline(.always)
     def __init__(out self, memory: Words, rows: Int, units: Int):
@@ -180,6 +181,8 @@ struct Board[group: Int](TrivialRegisterPassable):
         while seen == 0:
             sleep(64)
             seen = self.seen(row, lane)
+        # The first lane may ask for a unit next, and must not while others still wait.
+        syncwarp()
         return seen
 
     @inline(.always)

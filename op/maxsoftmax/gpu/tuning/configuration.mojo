@@ -138,7 +138,7 @@ struct Team(TrivialRegisterPassable):
     def has_twin(self) -> Bool:
         """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
         1048576×64 bfloat16 took 1.09 of the time of the kernel before, a single row of 64 float32 1.07, its gradient 1.17; 1048576×256 and 524288×512 bfloat16
-        1.04 (H200).
+        1.03 (H200).
         """
         var short = 0 < self.up_to <= 16 or self.vectors <= 2
         return self.in_vectors and not self.is_cluster() and short
