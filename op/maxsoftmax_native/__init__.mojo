@@ -15,6 +15,6 @@ three):
         Does the same for XLA; `softmax_forms`, `cross_entropy_gradient` and `kl_divergence` have none.
 
 `call` is an array of what does not change from one tensor to the next: the context; outer, n and inner of the row-major
-memory (see `Rows`); the most threads on a CPU, or 0; and from there on the op's options. Nothing raises, waits or allocates
-device memory on the way.
+memory (see `Rows`); the most threads on a CPU, or the bytes of scratch memory on a GPU, or 0; and from there on the op's
+options. Nothing raises, waits or allocates device memory on the way.
 """

@@ -22,8 +22,8 @@ comptime OUT_DTYPE = DType._from_str(
 ).value()
 """The dtype of the results, where a library lets it differ: that of the logits unless told otherwise."""
 
-comptime THREADS = 4
-"""Where a call says how many threads it may use on a CPU, 0 for all; or how many bytes of scratch memory it has on a GPU, 0 if nobody says."""
+comptime LIMIT = 4
+"""Where a call says what it may use: on a CPU how many threads, 0 for all; on a GPU how many bytes of scratch memory, 0 if nobody says."""
 
 comptime OPTIONS = 5
 """Where in a call the options of the op begin."""
@@ -206,11 +206,11 @@ def run[
             O.run(
                 called,
                 pointers,
-                Queue(called.device()[].ctx, workers=called[THREADS]),
+                Queue(called.device()[].ctx, workers=called[LIMIT]),
             )
         else:
             var used = 0
-            var told = called[THREADS]
+            var told = called[LIMIT]
             O.run(
                 called,
                 pointers,

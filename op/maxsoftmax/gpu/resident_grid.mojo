@@ -155,9 +155,7 @@ def resident_grid_kernel[
     for _ in range(parked):
         if held.oldest() != NO_UNIT:
             var row = board.row(held.oldest())
-            held.write(
-                board.wait[H.exact](row, board.seen(row, held.lane), held.lane)
-            )
+            held.write(board.wait[H.exact](row, held.lane))
         held.forget()
 
 

@@ -102,9 +102,7 @@ def resident_grid_partly_kernel[
             if has_room:
                 held.keep(raw, id, sum.m)
             elif is_last:
-                var pair = board.wait[H.exact](
-                    row, board.seen(row, held.lane), held.lane
-                )
+                var pair = board.wait[H.exact](row, held.lane)
                 held.write(pair)
                 held.keep(raw, id, sum.m)
                 for again in range(begin + MANY * stride, id, stride):
@@ -114,9 +112,7 @@ def resident_grid_partly_kernel[
                     held.write(pair)
                     held.keep_again(raw, again, m)
             id += stride
-        var pair = board.wait[H.exact](
-            row, board.seen(row, held.lane), held.lane
-        )
+        var pair = board.wait[H.exact](row, held.lane)
         for _ in range(MANY):
             if held.oldest() != NO_UNIT:
                 held.write(pair)

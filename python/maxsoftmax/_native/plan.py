@@ -15,8 +15,8 @@ from maxsoftmax._native.load import functions
 WORDS = 48
 """The words of a call, at least."""
 
-THREADS = 4
-"""The index in a call of the most threads to use, or on a GPU of how many bytes of scratch memory there are."""
+LIMIT = 4
+"""The index in a call of what it may use: on a CPU the most threads, on a GPU how many bytes of scratch memory."""
 
 
 class NoPlan(RuntimeError):
@@ -83,7 +83,7 @@ def plan(
         raise NoPlan(f"{name} of {dtype} {rows} on device {device} cannot be planned")
     if device >= 0:
         # 0 would say that nobody knows.
-        words[THREADS] = max(1, scratch)
+        words[LIMIT] = max(1, scratch)
     made = Plan(device, found.run, words, scratch)
     _alive.add(made)
     return made
@@ -103,7 +103,7 @@ def _forget() -> None:
     plan.cache_clear()
     for made in list(_alive):
         if made._device < 0:
-            made._words[THREADS] = fork.threads()
+            made._words[LIMIT] = fork.threads()
         else:
             made.run = _refuse
 

@@ -176,7 +176,12 @@ struct Board[group: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def there(self, row: UInt32, var seen: UInt64, lane: Int) -> UInt64:
-        """Returns what `seen` returns of a row, once all of its groups' pairs are there: arguments are as of `wait`.
+        """Returns what `seen` returns of a row, once all of its groups' pairs are there.
+
+        Args:
+            row: The row.
+            seen: What `seen` returned.
+            lane: This thread's index in its warp.
         """
         while seen == 0:
             sleep(64)
@@ -206,7 +211,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         return Pair(m, d)
 
     @inline(.always)
-    def wait[exact: Bool](self, row: UInt32, seen: UInt64, lane: Int) -> Pair[]:
+    def wait[exact: Bool](self, row: UInt32, lane: Int) -> Pair[]:
         """Returns a row's pair, once all of its groups' are there.
 
         Parameters:
@@ -214,10 +219,9 @@ struct Board[group: Int](TrivialRegisterPassable):
 
         Args:
             row: The row.
-            seen: What `seen` returned.
             lane: This thread's index in its warp.
         """
-        return self.merged[exact](self.there(row, seen, lane))
+        return self.merged[exact](self.there(row, self.seen(row, lane), lane))
 
     @inline(.always)
     def ask(self, lane: Int) -> UInt32:

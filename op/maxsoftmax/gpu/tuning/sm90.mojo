@@ -26,9 +26,9 @@ struct Sm90(Tuning):
 
     @staticmethod
     def units(wide: Bool) -> List[Units]:
-        # µs by units in clusters of 16 (of 8), of 1, 16, 64 and 256 rows, in one process on an H200. Where rows are few blocks have four warps, or a multiple: with others
-        # some of an SM's schedulers have more to do, and what lies between these lines is left to clusters of blocks. So are rows of 201088 logits of 16
-        # bits: by 7 vectors a lane 3.6 (5.3), 9.0 (9.1), 18.8 (19.4), but 62.8 (58.3). Where it says H100, it was one of these, and µs are by units (by
+        # µs by units in clusters of 16 (of 8), of 1, 16, 64 and 256 rows, in one process on an H200. Where rows are few, blocks have four warps, or a
+        # multiple: with others some of an SM's schedulers have more to do, and what lies between these lines is left to clusters of blocks. So are rows of
+        # 201088 logits of 16 bits: by 7 vectors a lane 3.6 (5.3), 9.0 (9.1), 18.8 (19.4), but 62.8 (58.3). Where it says H100, it was one of these, and µs are by units (by
         # blocks, in clusters or not), of 1, 32, 256 and 8192 rows.
         comptime few = PORTABLE_BLOCKS
         comptime ANY = Lengths.ANY
