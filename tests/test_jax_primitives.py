@@ -98,6 +98,19 @@ def test_several_threads_call_at_a_time(device):
         same(y, wanted)
 
 
+@pytest.mark.parametrize("scratch", [0, 8])
+def test_what_was_compiled_with_too_little_scratch_memory_is_refused(device, scratch):
+    if device == "cpu":
+        pytest.skip("no call on a CPU has scratch memory")
+    x = jnp.zeros((1, 2**20), np.float32)
+    target = primitives._target("softmax", "float32", "cuda")
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((scratch,), np.uint8)]
+    call = jax.ffi.ffi_call(target, results if scratch else results[:1])
+    with pytest.raises(Exception, match=f"bytes of scratch memory or more, and has {scratch or 1}"):
+        jax.block_until_ready(call(x, call=np.array([2**20, 1], np.int64)))
+    same(ours.softmax(x), np.full(x.shape, 2.0**-20, x.dtype))
+
+
 def test_ops_are_the_libraries_that_have_a_handler(device):
     assert {op.library for op in primitives.OPS.values()} == set(description.XLA)
     assert load.functions("softmax", "float32", -1, "auto", primitives.CHOICES).xla

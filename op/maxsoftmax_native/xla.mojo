@@ -14,6 +14,7 @@ from maxsoftmax.io.rows import Source, Target
 from maxsoftmax_native.border import (
     Call,
     DTYPE,
+    LIMIT,
     Op,
     OPTIONS,
     Pointers,
@@ -157,8 +158,13 @@ def handle[O: Op](address: Int) -> Int:
     for i in range(frame[Words.FRAME_ARGUMENT_COUNT]):
         pointers.addresses[O.RESULTS + i] = _memory(arguments.at(i))
     var scratch = 0
+    var bytes = 1
     if frame[Words.FRAME_RESULT_COUNT] > O.RESULTS:
         scratch = results.at(O.RESULTS)[Words.BUFFER_DATA]
+        bytes = _elements(results.at(O.RESULTS))
+    comptime if TARGET == "gpu":
+        # What was compiled for a GPU with fewer multiprocessors has less than this one may need.
+        call[LIMIT] = bytes
     comptime if TARGET == "cpu" and CompilationTarget.is_linux():
         _ask_for_large_pages(results.at(0))
     var wrong = _wrong_label[O](
