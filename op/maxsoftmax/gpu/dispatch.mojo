@@ -101,7 +101,7 @@ def _grid_fits[
     comptime if Tuned.holds_in_grid:
         var units = grid_units[dtype](rows.n, queue)
         if units > 0:
-            resident_grid[finish](MemoryTarget(y), x, rows, units, queue)
+            resident_grid[finish](y, x, rows, units, queue)
             return True
         units = partly_units[dtype](rows.n, queue)
         if units > 0:

@@ -6,7 +6,7 @@ summed up, which goes by the `Board`. All blocks are on the GPU at once, so that
 Where warps take many units, each asks a counter for its next one, since not all multiprocessors are equally fast. It asks when it has waited, not before.
 
 Of other ways to deal out units and to keep them none was faster at all lengths (H100, float32, µs; a copy takes 179, 180, 46.5, 4.3 and 24.1; before the L2 was told
-anything):
+anything, where many units are by 14 warps):
 
 | | 64×2^20 | 16×2^22 | 16×2^20 | 1×2^20 | 1×2^23 |
 |---|---|---|---|---|---|
@@ -20,26 +20,29 @@ anything):
 | one row after the other, the next unit on its way to shared memory | – | – | – | – | 30.5 |
 | read twice, by `streaming` | – | – | – | – | 38.5 |
 
-On an H200, where a copy takes 127, 128, 33.4 and 3.4:
+Where memory is faster, on an H200, loads under way are short of room in the L1, of which two units each of 14 warps leave 28 KiB, and of 12 warps 60 (µs; a copy
+takes 127, 128, 33 and, of bfloat16, 64, 64):
+
+| | 64×2^20 | 16×2^22 | 16×2^20 | 64×2^20 bfloat16 | 16×2^22 |
+|---|---|---|---|---|---|
+| as here | 139 | 147 | 37.8 | 75.8 | 75.5 |
+| by 13 warps (11) | 142 (139) | 146 (149) | 39.9 (38.4) | 78.3 (76.9) | 78.5 (78.1) |
+| the L2 not told of results | 140 | 149 | 37.6 | 76.4 | 76.9 |
+| nor the L1 that nobody reads logits again | 140 | 148 | 38.3 | 76.3 | 77.1 |
+| both not told, by 14 warps (10) | 145 (140) | 148 (161) | 38.5 (37.9) | 79.5 (77.4) | 78.7 (79.3) |
+| the L1 told, the L2 not, by 14 warps | 142 | 146 | 38.0 | 78.4 | 77.3 |
+| a unit is written as soon as its row is there, not when its room is needed | 1.00 of the time | 1.01 | 1.01 | 1.01 | 1.00 |
+
+By 14 warps, which took 144, 147 and 38.1, and 1×2^20 6.3:
 
 | | 64×2^20 | 16×2^22 | 16×2^20 | 1×2^20 |
 |---|---|---|---|---|
-| as here | 144 | 147 | 38.1 | 6.3 |
 | without telling the L2 that nobody reads logits again | 145 | 146 | 40.0 | – |
 | units of 8 vectors a lane, of 24 warps (12 of 18, 20 of 11, 24 of 9) | 167 (149, 144, 146) | 187 (158, 147, 146) | 44.4 (40.4, 37.6, 38.1) | – |
 | a group is merged after its last unit's warp has waited for an older row | 145 | 152 | 38.6 | – |
 | whether a row is there is first asked before a unit is summed | 146 | 158 | 38.6 | – |
 
-In an earlier session, where it took 128, 128 and 3.9:
-
-| | 64×2^20 | 16×2^22 | 1×2^20 |
-|---|---|---|---|
-| all in turn, one in shared memory | 162 | 174 | 7.8 |
-| in turn, seven warps, four in shared memory, which copies bring there | 167 | – | 8.0 |
-| in turn, nine warps, three in shared memory | 156 | 174 | 8.0 |
-| read twice, by `streaming` | 219 | 218 | 10.4 |
-
-On the H200 neither fewer instructions nor shorter waits change 64×2^20: its DRAM is at work 0.75 of the time, for a copy 0.84.
+Of 79 µs of 64×2^20 of bfloat16 waiting for rows takes nothing, and leaving and merging pairs 6, which 256 such rows take, too: at the ends, where few warps are left.
 """
 
 from std.math import ceildiv
@@ -52,9 +55,8 @@ from max.gpu import (
 from max.gpu.primitives import warp
 
 from ..io.eviction import gone_first
-from ..io.memory import MemorySource
-from ..io.rows import Rows, Source, VECTOR_BYTES
-from ..io.target import RowTarget
+from ..io.memory import MemorySource, MemoryTarget
+from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.board import (
@@ -74,15 +76,17 @@ from .partition.unit import unit_elements
 
 comptime FEW = 1
 """Units that a warp has in shared memory, of blocks with as many warps as have 128 registers each, all of a multiprocessor: 1×2^22 of float32 takes 16.6 µs, and
-by `MANY` 17.4 (H100)."""
+by `MANY` 17.4 (H100). Rows that fill more than three quarters of the room have `MANY`: 1×2^24 of bfloat16 takes 27.1 µs, and by `FEW` 28.6; 24×700000, though, 25.2 and
+24.6 (H200)."""
 
 comptime MANY = 2
-"""The same, of as many as have room for two: 16×2^22 of float32 takes 187 µs, and by `FEW` 208 (H100)."""
+"""The same, of 12 warps: 16×2^22 of float32 takes 187 µs by 14, and by `FEW` 208 (H100)."""
 
 
 def warps(parked: Int) -> Int:
-    """Returns how many warps a block has that park so many units each."""
-    return 16 if parked == FEW else 14
+    """Returns how many warps a block has that park so many units each: of `MANY` as few as leave the L1 more than its least room.
+    """
+    return 16 if parked == FEW else 12
 
 
 @__llvm_metadata(
@@ -91,9 +95,9 @@ def warps(parked: Int) -> Int:
     )
 )
 def resident_grid_kernel[
-    dtype: DType, T: RowTarget, finish: Finish, parked: Int, edged: Bool
+    dtype: DType, finish: Finish, parked: Int, edged: Bool
 ](
-    y: T,
+    y: MemoryTarget[dtype, passing=parked == MANY],
     x: Source[dtype],
     memory: Words,
     n: Int64,
@@ -104,8 +108,7 @@ def resident_grid_kernel[
     """Writes softmax of rows along the last axis, or its logarithm.
 
     Parameters:
-        dtype: Dtype of the logits, of 4 bytes or 2.
-        T: Where results go.
+        dtype: Dtype of both tensors, of 4 bytes or 2.
         finish: What of each element is written.
         parked: How many units a warp has in shared memory: `FEW`, if nobody takes more than one beside those, or `MANY`.
         edged: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
@@ -119,7 +122,7 @@ def resident_grid_kernel[
         units: How many units each of them has.
         zero: What nobody but the caller knows to be 0.
     """
-    comptime H = Held[dtype, T, finish, parked, warps(parked), edged]
+    comptime H = Held[dtype, type_of(y), finish, parked, warps(parked), edged]
     comptime many = parked == MANY
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[GROUP](memory, Int(rows), Int(units))
@@ -197,13 +200,14 @@ def units_held(parked: Int, queue: Queue) raises -> Int:
 
 
 def resident_grid[
-    dtype: DType, T: RowTarget, //, finish: Finish
-](y: T, x: Source[dtype], rows: Rows, units: Int, queue: Queue) raises:
+    dtype: DType, //, finish: Finish
+](
+    y: Target[dtype], x: Source[dtype], rows: Rows, units: Int, queue: Queue
+) raises:
     """Launches `resident_grid_kernel`.
 
     Parameters:
-        dtype: Dtype of the logits.
-        T: Where results go.
+        dtype: Dtype of both tensors.
         finish: What of each element is written.
 
     Args:
@@ -215,7 +219,7 @@ def resident_grid[
     """
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
-    var few = count <= units_held(FEW, queue)
+    var few = 4 * count <= 3 * units_held(FEW, queue)
     var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
     var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
@@ -225,9 +229,9 @@ def resident_grid[
         comptime for edged in [False, True]:
             if (parked == FEW) == few and whole != edged:
                 queue.launch[
-                    resident_grid_kernel[dtype, T, finish, parked, edged]
+                    resident_grid_kernel[dtype, finish, parked, edged]
                 ](
-                    y,
+                    MemoryTarget[passing=parked == MANY](y),
                     x,
                     memory.pointer,
                     Int64(rows.n),

@@ -42,7 +42,7 @@ def _policy[name: StaticString]() -> Policy:
 def load_vector[
     dtype: DType, //, width: Int
 ](source: Source[dtype], policy: Policy) -> SIMD[dtype, width]:
-    """Returns 16 bytes of memory, which are aligned.
+    """Returns 16 bytes of memory, which are aligned and are not kept in the L1, where loads under way would need the room.
 
     Parameters:
         dtype: Dtype of the elements.
@@ -54,7 +54,10 @@ def load_vector[
     """
     comptime if is_nvidia_gpu():
         var words = inlined_assembly[
-            "ld.global.L2::cache_hint.v4.b32 {$0, $1, $2, $3}, [$4], $5;",
+            (
+                "ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {$0, $1, $2,"
+                " $3}, [$4], $5;"
+            ),
             _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
             constraints="=r,=r,=r,=r,l,l,~{memory}",
         ](UInt64(Int(source)), policy)

@@ -1,8 +1,9 @@
 """What warps of a whole grid tell each other in the GPU's memory: what units of rows sum to.
 
 A warp waits for what others leave there, so that all blocks have to be on the GPU at once: launches are cooperative. Nobody waits for ever. Where units are dealt out
-in turn, a warp leaves all of its own, or all of its own of a row, before it waits for that row. Where they are asked for, they are given out in the order of rows, whoever waits
-has left all that it was given, and all that warps hold while they wait is no less than a row.
+in turn, a warp leaves all of its own before it waits. Where they are asked for, they are given out in the order of rows. Whoever waits for a row has left all that it
+was given of that row and of those before, and all of that row has been given out, or will be: either the one that waits was given a unit behind the row, or it has left that, too, and
+all that warps hold while they wait is no less than a row.
 
 All of it is numbers that are read and written whole. Of a pair, 0 says that it is not there yet.
 """
