@@ -23,7 +23,7 @@ anything, where many units are by 14 warps):
 Where memory is faster, on an H200, loads under way are short of room in the L1, of which two units each of 14 warps leave 28 KiB, and of 12 warps 60 (µs; a copy
 takes 127, 128, 33 and, of bfloat16, 64, 64):
 
-| | 64×2^20 | 16×2^22 | 16×2^20 | 64×2^20 bfloat16 | 16×2^22 |
+| | 64×2^20 | 16×2^22 | 16×2^20 | 64×2^20 bfloat16 | 16×2^22 bfloat16 |
 |---|---|---|---|---|---|
 | as here | 139 | 147 | 37.8 | 75.8 | 75.5 |
 | by 13 warps (11) | 142 (139) | 146 (149) | 39.9 (38.4) | 78.3 (76.9) | 78.5 (78.1) |
@@ -42,7 +42,7 @@ By 14 warps, which took 144, 147 and 38.1, and 1×2^20 6.3:
 | a group is merged after its last unit's warp has waited for an older row | 145 | 152 | 38.6 | – |
 | whether a row is there is first asked before a unit is summed | 146 | 158 | 38.6 | – |
 
-Of 79 µs of 64×2^20 of bfloat16 waiting for rows takes nothing, and leaving and merging pairs 6, which 256 such rows take, too: at the ends, where few warps are left.
+Of 79 µs of 64×2^20 of bfloat16 waiting for rows takes nothing, and leaving and merging pairs 6, and of 294 µs of 256 such rows 8: most of it is at both ends.
 """
 
 from std.math import ceildiv
