@@ -3,6 +3,8 @@
 import ctypes
 import struct
 import threading
+import time
+import types
 
 import maxsoftmax
 import numpy as np
@@ -96,6 +98,30 @@ def test_several_threads_call_at_a_time(device):
         thread.join()
     for y, wanted in zip(found, expected, strict=True):
         same(y, wanted)
+
+
+def test_threads_share_the_memory_in_which_calls_leave_word(device, monkeypatch):
+    context, together, put = ctypes.c_int64(0), threading.Barrier(4), jax.device_put
+
+    def functions(*_):
+        together.wait()
+        return types.SimpleNamespace(context=ctypes.addressof(context))
+
+    def slowly(*arguments):
+        time.sleep(0.1)
+        return put(*arguments)
+
+    monkeypatch.setattr(load, "functions", functions)
+    monkeypatch.setattr(jax, "device_put", slowly)
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [jax.devices(device)[0]])
+    monkeypatch.setattr(primitives, "_expected", [])
+    threads = [threading.Thread(target=primitives._expect, args=(device, str(i), "float32")) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (words,) = primitives._expected
+    assert context.value == words.unsafe_buffer_pointer()
 
 
 @pytest.mark.parametrize("scratch", [0, 8])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -81,6 +82,12 @@ primitives: dict[str, Primitive] = {}
 
 _kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 """What they take and return."""
+
+_expected: list[Any] = []
+"""The memory, an array a device, in which calls leave word for later ones. Like contexts it is never released."""
+
+_expecting = threading.Lock()
+"""Held while that is added to."""
 
 
 def bind(name: str, *arrays: Any, axis: int, options: tuple[Any, ...] = ()) -> Any:
@@ -193,7 +200,7 @@ def _called(name: str, platform: str, *arrays: Any, axis: int, options: tuple[in
         plans = [_native.plan(op.library, x.dtype.name, device, rows, options) for device in _devices(platform)]
         scratch = max(plan.scratch for plan in plans)
         if op.library in SPECULATIVE:
-            _expectations(platform, op.library, x.dtype.name)
+            _expect(platform, op.library, x.dtype.name)
         if scratch:
             results.append(jax.ShapeDtypeStruct((scratch,), np.uint8))
     aliases = None if op.overwritten is None else {op.overwritten: 0}
@@ -214,18 +221,18 @@ def _target(library: str, dtype: str, platform: str) -> str:
 
 
 @functools.cache
-def _expectations(platform: str, library: str, dtype: str) -> list[Any]:
-    """Returns the memory, one array a device, in which calls leave word for later ones."""
-    found = []
+def _expect(platform: str, library: str, dtype: str) -> None:
+    """Gives each device memory in which calls leave word for later ones."""
     for device in jax.local_devices(backend=platform):
         # A context, which all libraries share, begins with its address.
         context = load.functions(library, dtype, device.local_hardware_id, "auto", CHOICES).context
         begin = ctypes.c_int64.from_address(context)
-        if not begin.value:
-            with jax.ensure_compile_time_eval():
-                found.append(jax.device_put(np.zeros(2 * WORDS, np.uint32), device).block_until_ready())
-            begin.value = found[-1].unsafe_buffer_pointer()
-    return found
+        with _expecting:
+            if not begin.value:
+                with jax.ensure_compile_time_eval():
+                    words = jax.device_put(np.zeros(2 * WORDS, np.uint32), device).block_until_ready()
+                _expected.append(words)
+                begin.value = words.unsafe_buffer_pointer()
 
 
 def _devices(platform: str) -> list[int]:
