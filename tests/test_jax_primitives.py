@@ -115,6 +115,7 @@ def test_threads_share_the_memory_in_which_calls_leave_word(device, monkeypatch)
     monkeypatch.setattr(jax, "device_put", slowly)
     monkeypatch.setattr(jax, "local_devices", lambda backend: [jax.devices(device)[0]])
     monkeypatch.setattr(primitives, "_expected", [])
+    primitives._expect.cache_clear()
     threads = [threading.Thread(target=primitives._expect, args=(device, str(i), "float32")) for i in range(4)]
     for thread in threads:
         thread.start()

@@ -163,7 +163,7 @@ def handle[O: Op](address: Int) -> Int:
         scratch = results.at(O.RESULTS)[Words.BUFFER_DATA]
         bytes = _elements(results.at(O.RESULTS))
     comptime if TARGET == "gpu":
-        # What was compiled for a GPU with fewer multiprocessors has less than this one may need.
+        # What was compiled for a GPU with another number of multiprocessors may have less than this one needs.
         call[LIMIT] = bytes
     comptime if TARGET == "cpu" and CompilationTarget.is_linux():
         _ask_for_large_pages(results.at(0))
