@@ -173,7 +173,7 @@ def grid_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         queue: Where the kernel would be launched.
     """
     var units = units_of[dtype](n)
-    var most = min(units_held(MANY, queue), most_units(GROUP))
+    var most = min(units_held(MANY, warps(MANY), queue), most_units(GROUP))
     return units if units <= most else 0
 
 
@@ -189,14 +189,15 @@ def units_of[dtype: DType](n: Int) -> Int:
     return ceildiv(n, unit_elements[dtype](ROUNDS))
 
 
-def units_held(parked: Int, queue: Queue) raises -> Int:
+def units_held(parked: Int, warps: Int, queue: Queue) raises -> Int:
     """Returns how many units all warps hold together: of a row that has more, some might not be left before all wait for it.
 
     Args:
         parked: Units that each of them parks, beside the one in registers.
+        warps: Warps a block.
         queue: Where the kernel would be launched.
     """
-    return (parked + 1) * warps(parked) * queue.sm_count()
+    return (parked + 1) * warps * queue.sm_count()
 
 
 def resident_grid[
@@ -219,7 +220,7 @@ def resident_grid[
     """
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
-    var few = 4 * count <= 3 * units_held(FEW, queue)
+    var few = 4 * count <= 3 * units_held(FEW, warps(FEW), queue)
     var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
     var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)

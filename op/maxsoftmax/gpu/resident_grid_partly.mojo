@@ -44,7 +44,7 @@ from .hardware.pdl import pdl_wait
 from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
 from .partition.row import reads_vectors
-from .resident_grid import MANY, units_of
+from .resident_grid import MANY, units_held, units_of
 
 comptime WARPS = 14
 """Warps a block: by 12, which hold less, 1×2^24 of float32 takes 45.8 µs, and not 45.2 (H200)."""
@@ -149,8 +149,7 @@ def partly_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
         queue: Where the kernel would be launched.
     """
     var units = units_of[dtype](n)
-    var held = (MANY + 1) * WARPS * queue.sm_count()
-    var most = min(2 * held, most_units(LONG_GROUP))
+    var most = min(2 * units_held(MANY, WARPS, queue), most_units(LONG_GROUP))
     return units if units <= most else 0
 
 
