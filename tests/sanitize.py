@@ -31,6 +31,10 @@ def softmax():
     for n in (5, 12, 30, 61, 101, 250, 500, 1001, 1500, 2001, 3001, 4001, 6001, 8001, 12001, 50257, 200001, 400001):
         for dtype in BOTH:
             run((3, n), 1, dtype=dtype)
+    for n in (3, 10, 20, 33, 65, 127):
+        for dtype in BOTH:
+            # More rows than a block takes.
+            run((300, n), 1, dtype=dtype)
     run((17, 50257), 1)
     # Units of the whole GPU's warps that are asked for: held, and in part read again.
     run((40, 200_001), 1)

@@ -64,14 +64,17 @@ def spelled_out(x, f, keep, padding):
     yield ops.cast(ops.softmax(wide, axis=1), BF16), lambda x, f, keep, padding, seen: (x, "axis 1")
     first = ops.softmax(where(keep, f))
     yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, seen: (f, keep, 2)
+    yield ops.softmax(f * 0.3), lambda x, f, keep, padding, seen: (f * float(np.float32(0.3)), True)
+    yield ops.softmax(x / 2.0) * 3.0, lambda x, f, keep, padding, seen: (x / 2, True, 3)
+    yield ops.softmax(wide * 0.5, axis=1), lambda x, f, keep, padding, seen: (x / 2, "axis 1")
 
 
-COUNT = 16
+COUNT = 19
 """How many softmaxes `spelled_out` has."""
 
 
-MASKED = 9
-"""How many have masks of bools and no other, which are left alone on a CPU."""
+ON_GPU = 12
+"""How many have masks of bools and no other, or a factor and nothing else, which are left alone on a CPU."""
 
 
 def others(x, f, keep, padding):
@@ -101,6 +104,9 @@ def others(x, f, keep, padding):
         factor = ops.cast(ops.cast(ops.constant(number, F32, x.device), dtype), F32)
         yield ops.cast(ops.softmax(wide * factor), BF16)
     yield ops.softmax(where(keep, f + f))
+    yield ops.softmax((f + f) * 0.5)
+    yield ops.softmax(f * 0.0)
+    yield ops.softmax(f * f)
     yield ops.cast(ops.logsoftmax(wide), BF16)
 
 
@@ -120,7 +126,8 @@ def model(device):
     graph = graph_of(results, device)
     with pytest.MonkeyPatch.context() as patch:
         # A CPU can do so, too.
-        patch.setattr(spelled, "takes_bools", lambda device: True)
+        for takes in ("takes_bools", "takes_factors"):
+            patch.setattr(spelled, takes, lambda device: True)
         assert maxsoftmax.drop_into(graph) == COUNT
     return load(graph, device)
 
@@ -164,7 +171,7 @@ def test_nothing_around_them_is_computed(model):
 
 def test_no_gpu_is_needed_to_find_them():
     assert take_over(graph_of(results, "gpu")) == COUNT
-    assert take_over(graph_of(results, "cpu")) == COUNT - MASKED
+    assert take_over(graph_of(results, "cpu")) == COUNT - ON_GPU
 
 
 def test_nothing_else_is_taken_for_one():

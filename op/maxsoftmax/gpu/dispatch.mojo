@@ -17,6 +17,7 @@ from .partition.row import reads_vectors
 from .resident import resident
 from .resident_grid import grid_units, resident_grid
 from .resident_grid_partly import partly_units, resident_grid_partly
+from .resident_short import resident_short, takes_short
 from .resident_units import Again, resident_units
 from .tuning import CROWDED, line_for, Team, Tuned, Units, slots
 
@@ -60,23 +61,15 @@ def _contiguous[
     dtype: DType, finish: Finish
 ](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises:
     """Rows along the last axis: parameters and arguments are as of `auto`."""
-    comptime wide = size_of[dtype]() > 2
     var source = MemorySource(x)
     var target = MemoryTarget(y)
     if units_fit[finish](target, source, rows, queue):
         return
-    # Of a length that is known and held by the unit kernels would be compiled that nobody launches.
-    comptime by_unit = _by_unit[MemorySource[dtype], MemoryTarget[dtype]](
-        finish, rows.length
-    )
-    comptime if finish != Finish.PAIR and (
-        rows.length == 0
-        or not by_unit
-        and Tuned.outgrows_clusters(wide, rows.length)
-    ):
-        if Tuned.outgrows_clusters(wide, rows.n):
-            if _grid_fits[finish](y, x, rows, queue):
-                return
+    comptime if finish != Finish.PAIR:
+        if grid_fits[finish](
+            target, MemoryTarget[passing=True](y), source, rows, queue
+        ):
+            return
     if teams_fit[finish](target, source, rows, queue):
         return
     comptime if surely_fits[MemorySource[dtype], MemoryTarget[dtype]](
@@ -93,20 +86,60 @@ def _contiguous[
         streaming[Exponentials[dtype, False], finish](y, x, x, rows, queue)
 
 
-def _grid_fits[
-    dtype: DType, //, finish: Finish
-](y: Target[dtype], x: Source[dtype], rows: Rows, queue: Queue) raises -> Bool:
-    """Enqueues rows along the last axis by the whole GPU, and returns whether they fit there: parameters and arguments are as of `auto`.
+def converted[
+    S: RowSource, T: RowTarget, P: RowTarget, //, finish: Finish
+](y: T, passing: P, x: S, rows: Rows, queue: Queue) raises:
+    """Enqueues the softmax of every row along the last axis, or its logarithm, in another dtype: parameters and arguments are as of `grid_fits`.
     """
-    comptime if Tuned.holds_in_grid:
-        var units = grid_units[dtype](rows.n, queue)
-        if units > 0:
-            resident_grid[finish](y, x, rows, units, queue)
-            return True
-        units = partly_units[dtype](rows.n, queue)
-        if units > 0:
-            resident_grid_partly[finish](y, x, rows, units, queue)
-            return True
+    comptime double = S.elements == DType.float64
+    comptime if not double:
+        if (
+            units_fit[finish](y, x, rows, queue)
+            or grid_fits[finish](y, passing, x, rows, queue)
+            or teams_fit[finish](y, x, rows, queue)
+        ):
+            return
+    comptime if double or not surely_fits[S, T](finish, rows.length):
+        streaming_computed[finish](y, x, rows, queue)
+
+
+def grid_fits[
+    S: RowSource, T: RowTarget, P: RowTarget, //, finish: Finish
+](y: T, passing: P, x: S, rows: Rows, queue: Queue) raises -> Bool:
+    """Enqueues probabilities or logarithms of every row that `units_fit` is false of, if rows are for the whole GPU, and it holds them.
+
+    Parameters:
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        T: Where results go, no memory of the logits.
+        P: The same.
+        finish: What of each element is written.
+
+    Args:
+        y: Results.
+        passing: The same, if nobody will find all of them in the L2.
+        x: Logits.
+        rows: Rows along the last axis, none of them empty.
+        queue: Where kernels are launched.
+
+    Returns:
+        Whether they are and it does.
+    """
+    comptime wide = size_of[S.elements]() > 2
+    # Of a length that is known and held by the unit kernels would be compiled that nobody launches.
+    comptime may = rows.length == 0 or (
+        not _by_unit[S, T](finish, rows.length)
+        and Tuned.outgrows_clusters(wide, rows.length)
+    )
+    comptime if Tuned.holds_in_grid and may:
+        if Tuned.outgrows_clusters(wide, rows.n):
+            var units = grid_units[S.elements](rows.n, queue)
+            if units > 0:
+                resident_grid[finish](y, passing, x, rows, units, queue)
+                return True
+            units = partly_units[S.elements](rows.n, queue)
+            if units > 0:
+                resident_grid_partly[finish](passing, x, rows, units, queue)
+                return True
     return False
 
 
@@ -154,6 +187,12 @@ def teams_fit[
     of `resident_fits`.
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
+    comptime if _may_be_short[S, T](finish):
+        comptime short = takes_short[S.elements](rows.length)
+        comptime if rows.length == 0 or short:
+            if short or takes_short[S.elements](rows.n):
+                resident_short[finish](y, x, rows, queue)
+                return True
     comptime by_unit = _by_unit[S, T](finish, rows.length)
     comptime table = _teams_for[S](finish)
     comptime most = slots() // finish.inputs()
@@ -224,6 +263,19 @@ def _by_unit[S: RowSource, T: RowTarget](finish: Finish, n: Int) -> Bool:
     return line_for(units, n, width) < len(units)
 
 
+def _may_be_short[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
+    """Returns whether there are kernels for short rows: from memory to memory, of what is read as it is, maybe times a number.
+    """
+    return (
+        T.in_memory
+        and S.Line.in_memory
+        and S.Line.elements == S.Line.held
+        and not (S.Line.signed or S.Line.hidden or S.Line.transformed)
+        and not (S.is_causal or S.has_sink or T.has_pairs)
+        and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
+    )
+
+
 def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
     """Returns how rows are held by the team."""
     comptime wide = size_of[S.elements]() > 2
@@ -232,7 +284,9 @@ def _teams_for[S: RowSource](finish: Finish) -> List[Team]:
     return Tuned.resident(
         wide,
         finish == Finish.PAIR,
-        S.Line.hidden or S.Line.signed or (S.Line.scaled and not S.is_causal),
+        S.Line.hidden
+        or S.Line.signed
+        or (wide and S.Line.scaled and not S.is_causal),
     )
 
 
@@ -244,14 +298,13 @@ def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
     if (
         S.Line.in_memory
         and S.Line.elements == S.Line.held
-        # What is `SCALED` is tried as `FACTORS` or `MASKED_FACTORS`, for which there are kernels.
-        and (S.Line.signed or not S.Line.scaled)
         and not S.Line.transformed
         and not (S.is_causal or S.has_sink or T.has_pairs)
         and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
     ):
         var lines = Tuned.units(wide)
-        comptime if S.Line.scaled:
+        # Of float32 a number has the bits of a factor for each row.
+        comptime if S.Line.signed or (wide and S.Line.scaled):
             for ref line in lines:
                 line = line.with_factor()
         return lines^

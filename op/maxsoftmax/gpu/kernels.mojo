@@ -3,6 +3,7 @@ function takes.
 """
 
 from extensibility.managed_tensor_slice import InputFusion, OutputFusion
+from std.sys import size_of
 
 from ..ops.finish import Finish
 from ..ops.formed import FormedSource
@@ -16,15 +17,16 @@ from ..io.memory import MemorySource, MemoryTarget
 from ..math.loss import LossOptions, Targets
 from ..math.online import accumulator
 from ..queue import Queue
-from ..io.results import into_memory, Into, Results
+from ..io.results import into_memory, Results
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
 from ..io.sink import WithSink
 from ..io.source import RowSource
 from .copy import copy
 from .cross_entropy import losses
 from .cross_entropy_backward import gradients
-from .dispatch import auto, resident_fits, surely_fits, units_fit
+from .dispatch import auto, converted, resident_fits, surely_fits
 from .dispatch_computed import computed
+from .dispatch_formed import formed
 from .dispatch_strided import strided
 from .fallback import fallback
 from .ladder import rung
@@ -76,18 +78,21 @@ struct Gpu(Kernels):
     ) raises:
         """Writes softmax, or its logarithm, in another dtype; of float8 times a scale.
         """
-        var target = into_memory(y, rows, scale)
         comptime if not contiguous:
-            strided[finish](target, MemorySource(x), rows, queue)
+            strided[finish](
+                into_memory(y, rows, scale), MemorySource(x), rows, queue
+            )
+        elif in_memory[out_dtype, False]():
+            converted[finish](
+                MemoryTarget(y),
+                MemoryTarget[passing=True](y),
+                MemorySource(x),
+                rows,
+                queue,
+            )
         else:
-            var source = MemorySource(x)
-            comptime if dtype != DType.float64:
-                if resident_fits[finish](target, source, rows, queue):
-                    return
-            comptime if dtype == DType.float64 or not surely_fits[
-                MemorySource[dtype], Into[out_dtype]
-            ](finish, rows.length):
-                streaming_computed[finish](target, source, rows, queue)
+            var target = into_memory(y, rows, scale)
+            converted[finish](target, target, MemorySource(x), rows, queue)
 
     @staticmethod
     def max_sum_apart[
@@ -279,53 +284,17 @@ struct Gpu(Kernels):
                     return
             strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
-            comptime if dtype != DType.float64:
-                comptime if known != Class.CUT:
-                    comptime unmasked = known in (Class.SCALED, Class.ROWS)
-                    comptime factors = Class.FACTORS if unmasked else Class.MASKED_FACTORS
-                    if forms.are_masked_factors() and units_fit[finish](
-                        y,
-                        Formed[factors](x, forms.scaled()),
-                        rows,
-                        queue,
-                    ):
-                        return
-                comptime for scaled in [
-                    Class.SCALED,
-                    Class.CUT,
-                    Class.HIDDEN,
-                    Class.ROWS,
-                ]:
-                    comptime if known.may_be(scaled):
-                        if are == scaled:
-                            if resident_fits[finish](
-                                y,
-                                Formed[scaled](x, forms.scaled()),
-                                rows,
-                                queue,
-                            ):
-                                return
-                comptime if known.may_be(Class.MASKED):
-                    if are == Class.MASKED:
-                        var source = Formed[Class.MASKED](x, forms)
-                        comptime if dtype == DType.float32:
-                            # By the vector, masks took 0.92 to 0.97 of the time, and the library 3 s more to build.
-                            if resident_fits[finish](y, source, rows, queue):
-                                return
-                        else:
-                            if forms.are_biased(x):
-                                computed[finish](
-                                    y,
-                                    Formed[Class.BIASED](x, forms),
-                                    rows,
-                                    queue,
-                                )
-                            else:
-                                computed[finish](y, source, rows, queue)
-                            return
-            streaming_computed[finish](
-                y, Formed[Class.ANY](x, forms), rows, queue
-            )
+            comptime if in_memory[out_dtype, epilogue]():
+                formed[known](
+                    MemoryTarget(y.memory),
+                    MemoryTarget[passing=True](y.memory),
+                    x,
+                    forms,
+                    rows,
+                    queue,
+                )
+            else:
+                formed[known](y, y, x, forms, rows, queue)
 
     @staticmethod
     def fused[
@@ -365,3 +334,9 @@ struct Gpu(Kernels):
             by(WithSink(x, sink))
         else:
             by(x)
+
+
+def in_memory[dtype: DType, epilogue: Bool]() -> Bool:
+    """Returns whether results go to memory as they are, and are not multiplied before, as those of float8 are.
+    """
+    return not epilogue and size_of[dtype]() > 1

@@ -55,8 +55,9 @@ from max.gpu import (
 from max.gpu.primitives import warp
 
 from ..io.eviction import gone_first
-from ..io.memory import MemorySource, MemoryTarget
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.rows import Rows, VECTOR_BYTES
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.board import (
@@ -95,10 +96,10 @@ def warps(parked: Int) -> Int:
     )
 )
 def resident_grid_kernel[
-    dtype: DType, finish: Finish, parked: Int, edged: Bool
+    S: RowSource, T: RowTarget, finish: Finish, parked: Int, edged: Bool
 ](
-    y: MemoryTarget[dtype, passing=parked == MANY],
-    x: Source[dtype],
+    y: T,
+    x: S,
     memory: Words,
     n: Int64,
     rows: Int64,
@@ -108,13 +109,14 @@ def resident_grid_kernel[
     """Writes softmax of rows along the last axis, or its logarithm.
 
     Parameters:
-        dtype: Dtype of both tensors, of 4 bytes or 2.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        T: Where results go, no memory of the logits.
         finish: What of each element is written.
         parked: How many units a warp has in shared memory: `FEW`, if nobody takes more than one beside those, or `MANY`.
         edged: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
 
     Args:
-        y: Results, not in the memory of the logits.
+        y: Results.
         x: Logits.
         memory: A board.
         n: Length of each row.
@@ -122,7 +124,7 @@ def resident_grid_kernel[
         units: How many units each of them has.
         zero: What nobody but the caller knows to be 0.
     """
-    comptime H = Held[dtype, type_of(y), finish, parked, warps(parked), edged]
+    comptime H = Held[S, T, finish, parked, warps(parked), edged]
     comptime many = parked == MANY
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[GROUP](memory, Int(rows), Int(units))
@@ -135,7 +137,7 @@ def resident_grid_kernel[
         var u = held.unit(id)
         var raw = H.Raw(fill=H.U.Values(u.filler))
         var after = u.read[edged, told=many](raw, once)
-        var sum = H.Sum(u, raw, after, held.lane, zero)
+        var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
         var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
         var oldest = held.oldest()
         var row = board.row(oldest)
@@ -201,18 +203,19 @@ def units_held(parked: Int, warps: Int, queue: Queue) raises -> Int:
 
 
 def resident_grid[
-    dtype: DType, //, finish: Finish
-](
-    y: Target[dtype], x: Source[dtype], rows: Rows, units: Int, queue: Queue
-) raises:
+    S: RowSource, T: RowTarget, P: RowTarget, //, finish: Finish
+](y: T, passing: P, x: S, rows: Rows, units: Int, queue: Queue) raises:
     """Launches `resident_grid_kernel`.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: As of the kernel.
+        T: Where results go.
+        P: The same.
         finish: What of each element is written.
 
     Args:
         y: Results.
+        passing: The same, if there are so many that nobody will find all of them in the L2.
         x: Logits.
         rows: Rows along the last axis.
         units: How many units each of them has: what `grid_units` returns.
@@ -221,7 +224,7 @@ def resident_grid[
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
     var few = 4 * count <= 3 * units_held(FEW, warps(FEW), queue)
-    var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
+    var whole = reads_vectors[Granules[S.elements].width](x, rows)
     var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
@@ -229,19 +232,30 @@ def resident_grid[
         comptime threads = warps(parked) * WARP_SIZE
         comptime for edged in [False, True]:
             if (parked == FEW) == few and whole != edged:
-                queue.launch[
-                    resident_grid_kernel[dtype, finish, parked, edged]
-                ](
-                    MemoryTarget[passing=parked == MANY](y),
-                    x,
-                    memory.pointer,
-                    Int64(rows.n),
-                    Int64(rows.count()),
-                    Int64(units),
-                    UInt32(0),
-                    grid_dim=blocks,
-                    block_dim=threads,
-                    shared_mem_bytes=parked * threads * ROUNDS * VECTOR_BYTES,
-                    attributes=cooperative(),
-                )
+
+                @inline(.always)
+                def launch[To: RowTarget](to: To) raises {imm}:
+                    queue.launch[
+                        resident_grid_kernel[S, To, finish, parked, edged]
+                    ](
+                        to,
+                        x,
+                        memory.pointer,
+                        Int64(rows.n),
+                        Int64(rows.count()),
+                        Int64(units),
+                        UInt32(0),
+                        grid_dim=blocks,
+                        block_dim=threads,
+                        shared_mem_bytes=parked
+                        * threads
+                        * ROUNDS
+                        * VECTOR_BYTES,
+                        attributes=cooperative(),
+                    )
+
+                comptime if parked == MANY:
+                    launch(passing)
+                else:
+                    launch(y)
     _ = memory^

@@ -27,8 +27,9 @@ from max.gpu import (
 from max.gpu.primitives import warp
 
 from ..io.eviction import gone_first, gone_last
-from ..io.memory import MemorySource, MemoryTarget
-from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.rows import Rows, VECTOR_BYTES
+from ..io.source import RowSource
+from ..io.target import RowTarget
 from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.board import (
@@ -57,10 +58,10 @@ comptime BLOCK_SIZE = WARPS * WARP_SIZE
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def resident_grid_partly_kernel[
-    dtype: DType, finish: Finish, edged: Bool
+    S: RowSource, T: RowTarget, finish: Finish, edged: Bool
 ](
-    y: MemoryTarget[dtype, passing=True],
-    x: Source[dtype],
+    y: T,
+    x: S,
     memory: Words,
     n: Int64,
     rows: Int64,
@@ -70,12 +71,13 @@ def resident_grid_partly_kernel[
     """Writes softmax of rows along the last axis, or its logarithm.
 
     Parameters:
-        dtype: Dtype of both tensors, of 4 bytes or 2.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        T: Where results go, no memory of the logits.
         finish: What of each element is written.
         edged: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
 
     Args:
-        y: Results, not in the memory of the logits.
+        y: Results.
         x: Logits.
         memory: A board.
         n: Length of each row.
@@ -83,7 +85,7 @@ def resident_grid_partly_kernel[
         units: How many units each of them has.
         zero: What nobody but the caller knows to be 0.
     """
-    comptime H = Held[dtype, type_of(y), finish, MANY, WARPS, edged]
+    comptime H = Held[S, T, finish, MANY, WARPS, edged]
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[LONG_GROUP](memory, Int(rows), Int(units))
     var stride = UInt32(WARPS) * UInt32(grid_dim.x)
@@ -104,7 +106,7 @@ def resident_grid_partly_kernel[
             var after = u.read[edged, told=True](
                 raw, once if has_room or is_likely_last else twice
             )
-            var sum = H.Sum(u, raw, after, held.lane, zero)
+            var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
             var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
             board.merge[H.exact](id, before, held.lane)
             var next = NO_UNIT
@@ -154,14 +156,13 @@ def partly_units[dtype: DType](n: Int, queue: Queue) raises -> Int:
 
 
 def resident_grid_partly[
-    dtype: DType, //, finish: Finish
-](
-    y: Target[dtype], x: Source[dtype], rows: Rows, units: Int, queue: Queue
-) raises:
+    S: RowSource, T: RowTarget, //, finish: Finish
+](y: T, x: S, rows: Rows, units: Int, queue: Queue) raises:
     """Launches `resident_grid_partly_kernel`.
 
     Parameters:
-        dtype: Dtype of both tensors.
+        S: As of the kernel.
+        T: Where results go.
         finish: What of each element is written.
 
     Args:
@@ -174,11 +175,11 @@ def resident_grid_partly[
     var size = Board[LONG_GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
-    var whole = reads_vectors[Granules[dtype].width](MemorySource(x), rows)
+    var whole = reads_vectors[Granules[S.elements].width](x, rows)
     comptime for edged in [False, True]:
         if whole != edged:
-            queue.launch[resident_grid_partly_kernel[dtype, finish, edged]](
-                MemoryTarget[passing=True](y),
+            queue.launch[resident_grid_partly_kernel[S, T, finish, edged]](
+                y,
                 x,
                 memory.pointer,
                 Int64(rows.n),

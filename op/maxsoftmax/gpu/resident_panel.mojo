@@ -15,8 +15,9 @@ from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES, nowhere, unseen
 from ..ops.finish import Finish
 from ..queue import Queue
+from .hardware.panel import fetch, shift, write
 from .hardware.pdl import pdl_attributes, pdl_wait
-from .hardware.slots import fetch_vector, wait_for_vectors
+from .hardware.slots import wait_for_vectors
 from .hardware.tree_reduction import Shared
 from .partition.tile import COLUMN_THREADS, Tile
 from .resident_strided import resident_columns
@@ -63,9 +64,9 @@ def resident_panel_kernel[
     var start = first * Int(n) * Int(inner)
     var count = outers * Int(n) * Int(inner)
     var source = x.unsafe_offset(start)
-    var panel = room.unsafe_offset(_shift(source))
+    var panel = room.unsafe_offset(shift(source))
     pdl_wait()
-    _fetch(panel, source, count)
+    fetch[COLUMN_THREADS](panel, source, Int32(count))
     wait_for_vectors()
     barrier()
     # A source is taken for memory that nobody writes: nothing is read of it before the barrier if nobody knows where it is.
@@ -83,61 +84,7 @@ def resident_panel_kernel[
         0,
     )
     barrier()
-    _write(y.unsafe_offset(start), panel, count)
-
-
-@inline(.always)
-def _shift[dtype: DType, //](place: Source[dtype]) -> Int:
-    """Returns how many elements a place is after a multiple of 16 bytes."""
-    return Int(UInt64(Int(place)) % VECTOR_BYTES) // size_of[dtype]()
-
-
-@inline(.always)
-def _fetch[
-    dtype: DType, //
-](to: Shared[Scalar[dtype]], source: Source[dtype], count: Int):
-    """Has the block bring `count` elements to where multiples of 16 bytes are what they are at the source, vectors without waiting for them.
-    """
-    comptime whole = VECTOR_BYTES // size_of[dtype]()
-    var shift = _shift(source)
-    var head = min(count, (whole - shift) % whole)
-    var vectors = (count - head) // whole
-    var thread = Int(thread_idx.x)
-    for i in range(thread, vectors, COLUMN_THREADS):
-        var at = head + i * whole
-        fetch_vector(to.unsafe_offset(at), source.unsafe_offset(at))
-    if thread < head:
-        to[unsafe_offset=thread] = source[unsafe_offset=thread]
-    var last = head + vectors * whole + thread
-    if last < count:
-        to[unsafe_offset=last] = source[unsafe_offset=last]
-
-
-@inline(.always)
-def _write[
-    dtype: DType, //
-](to: Target[dtype], panel: Shared[Scalar[dtype]], count: Int):
-    """Has the block write `count` elements, 16 bytes at a time if they begin as far after a multiple of that here as there.
-    """
-    comptime whole = VECTOR_BYTES // size_of[dtype]()
-    var thread = Int(thread_idx.x)
-    if (Int(to) - Int(panel)) % VECTOR_BYTES != 0:
-        for i in range(thread, count, COLUMN_THREADS):
-            to[unsafe_offset=i] = panel[unsafe_offset=i]
-        return
-    var head = min(count, (whole - _shift(to)) % whole)
-    var vectors = (count - head) // whole
-    for i in range(thread, vectors, COLUMN_THREADS):
-        var at = head + i * whole
-        to.unsafe_store[alignment=VECTOR_BYTES](
-            at,
-            panel.unsafe_load[width=whole, alignment=VECTOR_BYTES](at),
-        )
-    if thread < head:
-        to[unsafe_offset=thread] = panel[unsafe_offset=thread]
-    var last = head + vectors * whole + thread
-    if last < count:
-        to[unsafe_offset=last] = panel[unsafe_offset=last]
+    write[COLUMN_THREADS](y.unsafe_offset(start), panel, Int32(count))
 
 
 def panel_outers[tile: Tile](rows: Rows, size: Int) -> Int:

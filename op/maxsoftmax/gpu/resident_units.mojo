@@ -312,7 +312,7 @@ def resident_units[
     var whole = reads_vectors[width](x, rows)
     comptime for edged in [False, True]:
         # Parts of units and a factor take some registers more than 80, or 96.
-        comptime spills = edged and S.Line.scaled and 512 < max_threads < 1024
+        comptime spills = edged and S.Line.signed and 512 < max_threads < 1024
         comptime threads = max_threads - 128 if spills else max_threads
         if whole != edged:
             queue.launch[

@@ -134,6 +134,7 @@ struct MemoryTarget[dtype: DType, passing: Bool = False](RowTarget):
     """
 
     comptime device_type: AnyType = Self
+    comptime in_memory = True
     comptime Line = MemoryTargetLine[Self.dtype, Self.passing]
     comptime Column = MemoryTargetColumn[Self.dtype]
 

@@ -75,6 +75,8 @@ trait RowTarget(DevicePassable, TrivialRegisterPassable):
     """Where a thread writes of a row along the last axis."""
     comptime Column: TargetColumn
     """Where it writes of rows along another."""
+    comptime in_memory: Bool = False
+    """Whether results lie in row-major memory, rounded as they are."""
     comptime has_pairs: Bool = False
     """Whether the pairs of rows are wanted beside results."""
 

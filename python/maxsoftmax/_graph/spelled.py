@@ -141,7 +141,8 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
         return None
     # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
     fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
-    if list(x.shape) != list(result.shape) or not fast or not (masks.any or narrowed):
+    scaled = scale != 1.0 and takes_factors(result.device)
+    if list(x.shape) != list(result.shape) or not fast or not (masks.any or narrowed or scaled):
         return None
     return Spelled(x, scale, masks, dtype)
 
@@ -149,6 +150,11 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
 def takes_bools(device: DeviceRef) -> bool:
     """Returns whether the kernels are faster with bools in memory, and no other mask, than with what MAX fuses."""
     # Two cores took 0.8 to 1.5 of the time.
+    return bool(device.is_gpu())
+
+
+def takes_factors(device: DeviceRef) -> bool:
+    """Returns whether the kernels are faster with logits in memory and a factor than with products that MAX fuses."""
     return bool(device.is_gpu())
 
 

@@ -3,7 +3,7 @@
 from std.sys import size_of
 from max.gpu import WARP_SIZE, block_idx, grid_dim, thread_idx
 
-from ...io.rows import Source
+from ...io.source import RowSource
 from ...io.target import RowTarget
 from ...math.exponential import Scale
 from ...ops.finish import Finish
@@ -11,7 +11,7 @@ from ..hardware.cluster import Pair
 from ..hardware.slots import Slots
 from .unit import Unit
 from .unit_result import factors
-from .unit_sum import UnitSum
+from .unit_sum import multiplied, UnitSum
 
 comptime ROUNDS = 16
 """Vectors of a unit that each lane takes: a row's bits follow from it."""
@@ -30,7 +30,7 @@ def first_unit() -> UInt32:
 
 
 struct Held[
-    dtype: DType,
+    S: RowSource,
     T: RowTarget,
     finish: Finish,
     parked: Int,
@@ -39,7 +39,7 @@ struct Held[
 ](Movable):
     """Units in shared memory, the oldest of which makes room for the next.
 
-    - `dtype`: Dtype of the logits, of 4 bytes or 2.
+    - `S`: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
     - `T`: Where results go.
     - `finish`: What of each element is written.
     - `parked`: How many units there is room for.
@@ -47,6 +47,8 @@ struct Held[
     - `edged`: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
     """
 
+    comptime dtype = Self.S.Line.elements
+    comptime scaled = Self.S.Line.scaled
     comptime U = Unit[Self.dtype, ROUNDS]
     comptime Raw = Array[Self.U.Values, ROUNDS]
     comptime Vector = SIMD[DType.float32, Self.U.width]
@@ -56,12 +58,17 @@ struct Held[
     # Exponentials are kept in place of the logits, unless that takes twice the room.
     comptime keeps = Self.finish == Finish.PROBABILITIES and Self.dtype == DType.float32
     comptime Sum = UnitSum[
-        Self.dtype, ROUNDS, Self.exact, Self.keeps, Self.edged
+        Self.dtype,
+        ROUNDS,
+        Self.exact,
+        Self.keeps,
+        Self.edged,
+        scaled=Self.scaled,
     ]
 
     var y: Self.T
     """Results, not in the memory of the logits."""
-    var x: Source[Self.dtype]
+    var x: Self.S
     """Logits."""
     var n: Int
     """Length of each row."""
@@ -79,9 +86,7 @@ struct Held[
     """Their largest logits."""
 
     @inline(.always)
-    def __init__(
-        out self, y: Self.T, x: Source[Self.dtype], n: Int, units: UInt32
-    ):
+    def __init__(out self, y: Self.T, x: Self.S, n: Int, units: UInt32):
         """Nothing yet."""
         self.y = y
         self.x = x
@@ -98,10 +103,15 @@ struct Held[
         """Returns what of a unit is this lane's."""
         var row = id // self.units
         return Self.U(
-            Self.U.G(self.x, Int(row), self.n),
+            Self.U.G(self.x.address(0, self.n), Int(row), self.n),
             Int(id - row * self.units),
             self.lane,
         )
+
+    @inline(.always)
+    def factor(self) -> Float32:
+        """Returns what elements are multiplied by, if they are scaled."""
+        return self.x.line(0, self.n).factor()
 
     @inline(.always)
     def oldest(self) -> UInt32:
@@ -150,7 +160,9 @@ struct Held[
         var u = self.unit(id)
         var scale = Scale[Self.exact](m)
         var of_row = Scale[Self.exact](pair.m)
-        var factor, rest = factors[Self.finish, Self.keeps](
+        comptime if Self.scaled and not Self.exact:
+            of_row.slope *= self.factor()
+        var last, rest = factors[Self.finish, Self.keeps](
             m, scale, of_row, pair
         )
 
@@ -158,18 +170,15 @@ struct Held[
         def finished(values: Self.U.Values, rest: Float32) {imm} -> Self.Vector:
             """Returns results of what is kept."""
             comptime if Self.finish == Finish.LOGARITHMS:
-                return (
-                    rebind[Self.Vector](values.cast[DType.float32]()) - pair.m
-                ) - factor
+                var z = multiplied[Self.scaled](values, self.factor())
+                return (rebind[Self.Vector](z) - pair.m) - last
             elif Self.keeps:
-                return rebind[Self.Vector](values) * rest * factor
+                return rebind[Self.Vector](values) * rest * last
             else:
-                return (
-                    rebind[Self.Vector](
-                        of_row.quick(values.cast[DType.float32]())
-                    )
-                    * factor
+                var z = multiplied[Self.scaled and Self.exact](
+                    values, self.factor()
                 )
+                return rebind[Self.Vector](of_row.quick(z)) * last
 
         @inline(.always)
         def plain(j: Int) {imm} -> SIMD[DType.float32, Self.U.width]:
@@ -184,7 +193,7 @@ struct Held[
             j: Int, logits: Self.U.Values
         ) {imm} -> SIMD[DType.float32, Self.U.width]:
             comptime if Self.keeps:
-                return finished(exponentials(scale, logits), rest)
+                return finished(self._exponentials(scale, logits), rest)
             else:
                 return finished(logits, rest)
 
@@ -207,13 +216,13 @@ struct Held[
         comptime if Self.keeps:
             var scale = Scale[Self.exact](m)
             comptime for j in range(ROUNDS):
-                raw[j] = exponentials(scale, raw[j])
+                raw[j] = self._exponentials(scale, raw[j])
         self.keep(raw, id, m)
 
-
-@inline(.always)
-def exponentials[
-    exact: Bool, dtype: DType, width: SIMDLength, //
-](scale: Scale[exact], logits: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Returns e^x in a unit's scale, as `UnitSum` keeps it."""
-    return rebind[SIMD[dtype, width]](scale.quick(logits.cast[DType.float32]()))
+    @inline(.always)
+    def _exponentials(
+        self, scale: Scale[Self.exact], elements: Self.U.Values
+    ) -> Self.U.Values:
+        """Returns e^x in a unit's scale, as `UnitSum` keeps it."""
+        var z = multiplied[Self.scaled](elements, self.factor())
+        return rebind[Self.U.Values](scale.quick(z))

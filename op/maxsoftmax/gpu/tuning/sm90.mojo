@@ -34,12 +34,13 @@ struct Sm90(Tuning):
         comptime ANY = Lengths.ANY
         if wide:
             return [
-                # H100, 12288 columns: 1.9 (3.7), 2.5 (4.0), 6.3 (8.1), 265 (271); 8200 columns, 512 rows: 9.8 (8.8)
-                Units(10239, 12288, 4, 1024, 0, few // 2),
-                # H100, 16384 columns: 1.8 (3.5), 2.5 (4.2), 8.6 (10.0), 353 (360); 16385 columns, 256 rows: 11.2 (10.1)
-                Units(12288, 16384, 4, 1024, 0, few),
-                # H100, 20480 columns: 2.0 (4.0), 2.9 (4.8), 14.4 (14.8), 443 (451)
-                Units(16384, 24576, 6, 768, 0, few),
+                # Of these three lines µs are those of 1, 32, 256 and 1.34e8 elements' rows on an H200 (by 4 vectors a lane, of the last by 6): more of them are faster
+                # where rows are many. 12288 columns: 1.9, 3.0, 8.2, 255 (1.9, 2.9, 8.6, 270). H100, 8200 columns, 512 rows, by 4 vectors: 9.8 (by blocks 8.8)
+                Units(10239, 12288, 6, 768, 0, few // 2),
+                # 16384 columns: 2.1, 3.6, 9.8, 257 (in clusters of 8 1.7, 3.2, 10.6, 264). H100, 16385 columns, 256 rows, so: 11.2 (by blocks 10.1)
+                Units(12288, 16384, 8, 768, 0, few // 2),
+                # 20480 columns: 2.1, 3.9, 13.0, 255 (1.9, 3.8, 13.9, 285), in clusters of 4 2.4, 4.1, 12.4, 256; 24576: 2.1, 4.3, 14.7, 256 (1.9, 4.1, 14.8, 261)
+                Units(16384, 24576, 8, 768, 0, few),
                 # H100, 32000 columns: 2.2 (4.0), 3.7 (5.9), 23.1 (26.0), 695 (702); 32001: 2.5 (4.1), 4.4 (5.9), 25.5 (26.5), 692 (706)
                 Units(24576, 32768, 8, 768, 0, few, ANY),
                 # H100, 40001 columns: 2.6 (3.9), 5.0 (6.4), 30.8 (31.5), 873 (882)
