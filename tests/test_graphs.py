@@ -25,6 +25,7 @@ def ops_of(given, device):
     for algorithm in ALGORITHMS[device] if x.dtype == DType.float32 else ["auto"]:
         yield algorithm, ops.softmax(x, 1, algorithm=algorithm)
     yield "fused", ops.softmax(x * 0.5, 1)
+    yield "scaled", ops.softmax(x, 1, scale=0.3)
     yield "masked", ops.softmax(x, 1, mask=mask, **FORMS)
     yield "sink", ops.softmax(x, 1, sink=sink)
     yield "log_softmax", ops.log_softmax(x, 1)
@@ -47,6 +48,7 @@ def on_arrays(given, device):
     for algorithm in ALGORITHMS[device] if x.dtype == np.float32 else ["auto"]:
         yield algorithm, maxsoftmax.softmax(x, 1, algorithm=algorithm, **where)
     yield "fused", maxsoftmax.softmax(x * x.dtype.type(0.5), 1, **where)
+    yield "scaled", maxsoftmax.softmax(x, 1, scale=0.3, **where)
     yield "masked", maxsoftmax.softmax(x, 1, mask=mask, **FORMS, **where)
     yield "sink", maxsoftmax.softmax(x, 1, sink=sink, **where)
     yield "log_softmax", maxsoftmax.log_softmax(x, 1, **where)

@@ -9,6 +9,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu
 from std.memory import bitcast, unsafe_memcpy
 from std.utils import IndexList
+from std.utils.numerics import inf
 
 from . import fused
 from .gpu.copy import copy
@@ -167,8 +168,12 @@ struct FormedSoftmax:
             sink: The same, of length 1 along `axis`.
             ctx: The device.
         """
-        comptime factor = _float(scale) / _float(temperature)
-        comptime scaled = factor > 0 and factor < 1e38 and not (
+        # As `Forms.factor` has it, so that both know of the same class.
+        comptime accum = accumulator[x.dtype]()
+        comptime factor = _float(scale).cast[accum]() / _float(
+            temperature
+        ).cast[accum]()
+        comptime scaled = factor > 0 and factor < inf[accum]() and not (
             has_scale or has_temperature
         )
         # A mask of bools that is the same along each row is of none of these: its rows are read twice.

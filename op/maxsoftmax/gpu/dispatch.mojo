@@ -267,7 +267,8 @@ def _may_be_short[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
     """Returns whether there are kernels for short rows: from memory to memory, of what is read as it is, maybe times a number.
     """
     return (
-        T.in_memory
+        Tuned.shares_short
+        and T.in_memory
         and S.Line.in_memory
         and S.Line.elements == S.Line.held
         and not (S.Line.signed or S.Line.hidden or S.Line.transformed)

@@ -1,7 +1,7 @@
-"""The fast kernel of short rows that are no whole vectors: one read and one write an element, 16 bytes at a time.
+"""The fast kernel of short rows that are no whole vectors, and of some that are: one read and one write an element, 16 bytes at a time.
 
 Rows that lie side by side are brought into shared memory together, wherever in it they begin. There a few lanes, or a single one, take each row: the
-fewer, the fewer instructions a row takes, which is what short rows of 16 bits wait for. Results take the place of logits, and are written as these were read.
+fewer, the fewer instructions a row takes, which is what short rows of 16 bits wait for. Results take the place of logits, where they are as wide and begin alike, and are written as these were read.
 
 Shares of 4.2 TB/s, a copy's rate, on an H200, of 6.7e7 elements, and before that, by the element or by vectors with edges:
 

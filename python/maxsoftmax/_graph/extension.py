@@ -110,13 +110,14 @@ def drop_into(graph: Graph) -> int:
     """Makes the softmaxes of a graph run on the kernels of this package, those that it has and those that it will have.
 
     Around those that it has already it looks for what the kernels can do themselves: causal masks, where nothing that
-    is masked is read any more, masks of bools that lie in memory, on a GPU, and casts to float32 and back.
+    is masked is read any more, masks of bools that lie in memory and constant factors, on a GPU, and casts to float32
+    and back.
 
     Args:
         graph: Any graph; it may load `dropin()` already.
 
     Returns:
-        Of how many softmaxes the kernels took over masks or casts.
+        Of how many softmaxes the kernels took over masks, factors or casts.
 
     Raises:
         TypeError: If it is no graph.

@@ -19,6 +19,7 @@ struct Searched(Tuning):
     """What the search says."""
 
     comptime streams = KIND == "streaming"
+    comptime shares_short = False
 
     @staticmethod
     def resident(wide: Bool, pairs: Bool, made: Bool) -> List[Team]:

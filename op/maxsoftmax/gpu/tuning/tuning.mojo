@@ -107,6 +107,9 @@ trait Tuning:
     comptime streams: Bool = True
     """Whether rows in memory that are not held are read twice."""
 
+    comptime shares_short: Bool = True
+    """Whether short rows in memory that are no whole vectors have a kernel of their own."""
+
     comptime holds_in_grid: Bool = False
     """Whether the whole GPU holds long rows and columns in memory."""
 
