@@ -126,8 +126,7 @@ def model(device):
     graph = graph_of(results, device)
     with pytest.MonkeyPatch.context() as patch:
         # A CPU can do so, too.
-        for takes in ("takes_bools", "takes_factors"):
-            patch.setattr(spelled, takes, lambda device: True)
+        patch.setattr(spelled, "takes_alone", lambda device: True)
         assert maxsoftmax.drop_into(graph) == COUNT
     return load(graph, device)
 

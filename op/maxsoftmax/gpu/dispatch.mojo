@@ -269,9 +269,18 @@ def _may_be_short[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
     return (
         Tuned.shares_short
         and T.in_memory
-        and S.Line.in_memory
+        and not (S.Line.signed or S.Line.hidden)
+        and _is_as_it_lies[S, T](finish)
+    )
+
+
+def _is_as_it_lies[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
+    """Returns whether logits are what lies in memory, maybe times a factor and with a mask in memory, and nothing is written but a result for each.
+    """
+    return (
+        S.Line.in_memory
         and S.Line.elements == S.Line.held
-        and not (S.Line.signed or S.Line.hidden or S.Line.transformed)
+        and not S.Line.transformed
         and not (S.is_causal or S.has_sink or T.has_pairs)
         and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
     )
@@ -296,13 +305,7 @@ def _units_for[S: RowSource, T: RowTarget](finish: Finish) -> List[Units]:
     nothing is written but a result for each.
     """
     comptime wide = size_of[S.elements]() > 2
-    if (
-        S.Line.in_memory
-        and S.Line.elements == S.Line.held
-        and not S.Line.transformed
-        and not (S.is_causal or S.has_sink or T.has_pairs)
-        and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
-    ):
+    if _is_as_it_lies[S, T](finish):
         var lines = Tuned.units(wide)
         # Of float32 a number has the bits of a factor for each row.
         comptime if S.Line.signed or (wide and S.Line.scaled):

@@ -54,10 +54,7 @@ def formed[
                 return
         comptime if known != Class.SCALED and known != Class.CUT:
             comptime factors = Class.FACTORS if known == Class.ROWS else Class.MASKED_FACTORS
-            var takes = forms.are_masked_factors()
-            comptime if apart:
-                takes = takes and are != Class.SCALED
-            if takes and units_fit[finish](
+            if forms.are_masked_factors() and units_fit[finish](
                 y, Formed[factors](x, forms.scaled()), rows, queue
             ):
                 return

@@ -17,7 +17,6 @@ from ..ops.finish import Finish
 from ..queue import Queue
 from .hardware.panel import fetch, shift, write
 from .hardware.pdl import pdl_attributes, pdl_wait
-from .hardware.slots import wait_for_vectors
 from .hardware.tree_reduction import Shared
 from .partition.tile import COLUMN_THREADS, Tile
 from .resident_strided import resident_columns
@@ -67,8 +66,6 @@ def resident_panel_kernel[
     var panel = room.unsafe_offset(shift(source))
     pdl_wait()
     fetch[COLUMN_THREADS](panel, source, Int32(count))
-    wait_for_vectors()
-    barrier()
     # A source is taken for memory that nobody writes: nothing is read of it before the barrier if nobody knows where it is.
     var memory = Shared[Scalar[dtype]](
         unsafe_from_address=unseen(Int(panel))

@@ -35,7 +35,6 @@ from ..queue import Queue
 from .hardware.cluster import Pair
 from .hardware.panel import fetch, shift, write
 from .hardware.pdl import pdl_attributes, pdl_wait
-from .hardware.slots import wait_for_vectors
 from .hardware.team import greater, largest_lane, maximum, total
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce
@@ -121,8 +120,6 @@ def resident_short_kernel[
     var logits = room.unsafe_offset(shift(source))
     pdl_wait()
     fetch[BLOCK_SIZE](logits, source, count)
-    wait_for_vectors()
-    barrier()
     var row = Int32(thread // lanes)
     var begin = Int(row * length + lane)
     var mine = logits.unsafe_offset(begin)

@@ -137,24 +137,19 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
         value, scale = inner, scale * factor
     x, dtype = tensor(value), _used_dtype(result.dtype, users)
     narrowed = x.dtype == dtype != result.dtype
-    if masks.keep is not None and not masks.cut and not takes_bools(result.device):
+    if masks.keep is not None and not masks.cut and not takes_alone(result.device):
         return None
     # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
     fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
-    scaled = scale != 1.0 and takes_factors(result.device)
+    scaled = scale != 1.0 and takes_alone(result.device)
     if list(x.shape) != list(result.shape) or not fast or not (masks.any or narrowed or scaled):
         return None
     return Spelled(x, scale, masks, dtype)
 
 
-def takes_bools(device: DeviceRef) -> bool:
-    """Returns whether the kernels are faster with bools in memory, and no other mask, than with what MAX fuses."""
-    # Two cores took 0.8 to 1.5 of the time.
-    return bool(device.is_gpu())
-
-
-def takes_factors(device: DeviceRef) -> bool:
-    """Returns whether the kernels are faster with logits in memory and a factor than with products that MAX fuses."""
+def takes_alone(device: DeviceRef) -> bool:
+    """Returns whether the kernels are faster with nothing but bools in memory or a factor than with what MAX fuses."""
+    # Bools took two cores 0.8 to 1.5 of the time.
     return bool(device.is_gpu())
 
 

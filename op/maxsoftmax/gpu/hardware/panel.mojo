@@ -2,9 +2,10 @@
 
 from std.sys import size_of
 from max.gpu import thread_idx
+from max.gpu.sync import barrier
 
 from ...io.rows import Source, Target, VECTOR_BYTES
-from .slots import fetch_vector
+from .slots import fetch_vector, wait_for_vectors
 from .tree_reduction import Shared
 
 
@@ -18,7 +19,7 @@ def shift[dtype: DType, //](place: Source[dtype]) -> Int:
 def fetch[
     dtype: DType, //, threads: Int
 ](to: Shared[Scalar[dtype]], source: Source[dtype], count: Int32):
-    """Has the block bring `count` elements to where multiples of 16 bytes are what they are at the source, vectors without waiting for them.
+    """Has the block bring `count` elements to where multiples of 16 bytes are what they are at the source, and wait for all of them.
 
     Parameters:
         dtype: Dtype of the elements.
@@ -41,6 +42,8 @@ def fetch[
     var last = Int(head + vectors * whole + thread)
     if last < Int(count):
         to[unsafe_offset=last] = source[unsafe_offset=last]
+    wait_for_vectors()
+    barrier()
 
 
 @inline(.always)
