@@ -151,6 +151,75 @@ def test_rows_that_take_the_whole_gpu_are_those_of_float64(n, what, dtype):
             torch.testing.assert_close(y.double(), expected, equal_nan=True, **tolerance(what, dtype))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [114_689, 400_001, 2**24 + 3])
+def test_computed_rows_that_take_the_whole_gpu_are_those_of_float64_at_every_place(n, dtype):
+    torch = pytest.importorskip("torch")
+    from max.driver import Accelerator, Buffer
+    from max.dtype import DType
+    from max.engine import InferenceSession
+    from max.graph import DeviceRef, Graph, TensorType, ops
+
+    # A row that begins at every place between two multiples of 16 bytes, and rows of special values.
+    copies = 9
+    of_rows = TensorType(getattr(DType, dtype), (copies + 5, n), DeviceRef.GPU())
+    of_row = TensorType(getattr(DType, dtype), (n,), DeviceRef.GPU())
+    with Graph("computed", input_types=[of_rows, of_row]) as graph:
+        x, bias = (value.tensor for value in graph.inputs)
+        graph.output(
+            maxsoftmax.ops.log_softmax(ops.negate(x)),
+            maxsoftmax.ops.softmax(x + bias),
+        )
+    model = InferenceSession(devices=[Accelerator()]).load(graph)
+    generator = torch.Generator("cuda").manual_seed(n)
+    # Whole numbers, whose sums are exact in 16 bits.
+    row, bias = (torch.randint(-20, 21, (n,), device="cuda", generator=generator) for _ in range(2))
+    x = row.to(getattr(torch, dtype)).repeat(copies + 5, 1)
+    bias = bias.to(x.dtype)
+    x[copies, 0] = torch.nan
+    x[copies + 1] = torch.inf
+    x[copies + 2, n // 2 :] = torch.inf
+    x[copies + 3, -1] = -torch.inf
+    x[copies + 4, : n // 2] = 10_000
+    torch.cuda.synchronize()
+    results = [torch.from_dlpack(y) for y in model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, bias)))]
+    for what, z, y in zip(("log_softmax", "softmax"), (-x, x + bias), results, strict=True):
+        assert all(one.equal(y[0]) for one in y[1:copies])
+        for logits_of_row, found in zip(z[copies - 1 :], y[copies - 1 :], strict=True):
+            expected = softmax_of(what, logits_of_row.double())
+            torch.testing.assert_close(found.double(), expected, equal_nan=True, **tolerance(what, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [200_001, 600_000, 2**20 + 5])
+def test_rows_of_any_forms_that_take_the_whole_gpu_are_those_of_float64_at_every_address(n, dtype):
+    torch = pytest.importorskip("torch")
+
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(8, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    scale = torch.rand(n, device="cuda", generator=generator)
+    bias = torch.randn(2 * n, device="cuda", generator=generator)[::2]
+    taken = torch.rand(8, n, device="cuda", generator=generator) < 0.7
+    taken[3] = False
+    wide, floor = x.double(), torch.full((), -torch.inf, dtype=torch.float64, device="cuda")
+    sink = torch.full((8, 1), 9.0, device="cuda", dtype=torch.float64)
+    beyond = torch.arange(n, device="cuda") > n - 8 + torch.arange(8, device="cuda")[:, None]
+    near = {"rtol": 2e-5 if dtype == "float32" else 2**-8, "atol": 1e-38}
+    for options, z in (
+        ({"scale": scale, "sink": 9.0}, wide * scale),
+        ({"mask": bias, "causal": True}, (wide + bias).where(~beyond, floor)),
+        ({"mask": taken, "scale": scale}, (wide * scale).where(taken, floor)),
+    ):
+        y = maxsoftmax.softmax(x, **options)
+        expected = torch.cat((z, sink), 1).softmax(1)[:, :-1] if "sink" in options else z.softmax(1)
+        torch.testing.assert_close(y.double(), expected.nan_to_num(), **near)
+        if "causal" not in options:
+            for row in range(8):
+                of_row = {name: value[row : row + 1] if value is taken else value for name, value in options.items()}
+                alone = maxsoftmax.softmax(at(x[row : row + 1], row), **of_row)
+                assert alone.equal(y[row : row + 1]), (row, options)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "scaled"])
 def test_short_rows_are_those_of_float64_in_every_batch_and_at_every_address(what, dtype):

@@ -14,6 +14,7 @@ from .streaming import streaming, streaming_pairs
 from .streaming_computed import streaming_computed
 from .dispatch_strided import strided
 from .partition.row import reads_vectors
+from .partition.unit import lies
 from .resident import resident
 from .resident_grid import grid_units, resident_grid
 from .resident_grid_partly import partly_units, resident_grid_partly
@@ -109,7 +110,7 @@ def grid_fits[
     """Enqueues probabilities or logarithms of every row that `units_fit` is false of, if rows are for the whole GPU, and it holds them.
 
     Parameters:
-        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all; or computed, and held in as many.
         T: Where results go, no memory of the logits.
         P: The same.
         finish: What of each element is written.
@@ -124,19 +125,20 @@ def grid_fits[
     Returns:
         Whether they are and it does.
     """
-    comptime wide = size_of[S.elements]() > 2
+    comptime wide = size_of[S.Line.held]() > 2
+    comptime computed = not lies[S]()
     # Of a length that is known and held by the unit kernels would be compiled that nobody launches.
     comptime may = rows.length == 0 or (
         not _by_unit[S, T](finish, rows.length)
-        and Tuned.outgrows_clusters(wide, rows.length)
+        and Tuned.outgrows_clusters(wide, computed, rows.length)
     )
     comptime if Tuned.holds_in_grid and may:
-        if Tuned.outgrows_clusters(wide, rows.n):
-            var units = grid_units[S.elements](rows.n, queue)
+        if Tuned.outgrows_clusters(wide, computed, rows.n):
+            var units = grid_units[S.Line.held](rows.n, queue)
             if units > 0:
                 resident_grid[finish](y, passing, x, rows, units, queue)
                 return True
-            units = partly_units[S.elements](rows.n, queue)
+            units = partly_units[S.Line.held](rows.n, queue)
             if units > 0:
                 resident_grid_partly[finish](passing, x, rows, units, queue)
                 return True
@@ -278,9 +280,7 @@ def _is_as_it_lies[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
     """Returns whether logits are what lies in memory, maybe times a factor and with a mask in memory, and nothing is written but a result for each.
     """
     return (
-        S.Line.in_memory
-        and S.Line.elements == S.Line.held
-        and not S.Line.transformed
+        lies[S]()
         and not (S.is_causal or S.has_sink or T.has_pairs)
         and (finish == Finish.PROBABILITIES or finish == Finish.LOGARITHMS)
     )

@@ -1,4 +1,4 @@
-"""Logits that are computed as they are read, on the GPU: once where a row fits on the chip.
+"""Logits that are computed as they are read, on the GPU: once where a row fits on the chip, or the whole GPU holds it.
 
 Whatever MAX fused into the input is computed in the load, and nothing of it is in memory. What there is no room for is
 computed again for the probabilities.
@@ -12,6 +12,7 @@ from ..io.rows import Rows
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
+from .dispatch import grid_fits
 from .hardware.cluster import PORTABLE_BLOCKS
 from .hardware.slots import kept_dtype
 from .resident import resident
@@ -25,6 +26,8 @@ def computed[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
     """
+    if grid_fits[finish](y, y, x, rows, queue):
+        return
     comptime width = vector_width[
         S.Line.elements, S.Line.in_memory, T.Line.stored
     ]()

@@ -87,4 +87,8 @@ def formed[
                     else:
                         computed[finish](y, source, rows, queue)
                     return
-    streaming_computed[finish](y, Formed[Class.ANY](x, forms), rows, queue)
+    var source = Formed[Class.ANY](x, forms)
+    comptime if dtype != DType.float64:
+        if grid_fits[finish](y, passing, source, rows, queue):
+            return
+    streaming_computed[finish](y, source, rows, queue)

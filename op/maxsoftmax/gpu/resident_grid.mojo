@@ -3,6 +3,8 @@
 Units are those of `resident_units`. A warp holds its last unit in registers, and those before, one or two, in shared memory, until all of their row has been
 summed up, which goes by the `Board`. All blocks are on the GPU at once, so that nobody waits for a block that waits for room.
 
+Logits that are computed, as MAX fuses them into the input, are units as well, and computed once.
+
 Where warps take many units, each asks a counter for its next one, since not all multiprocessors are equally fast. It asks when it has waited, not before.
 
 Of other ways to deal out units and to keep them none was faster at all lengths (H100, float32, µs; a copy takes 179, 180, 46.5, 4.3 and 24.1; before the L2 was told
@@ -73,7 +75,7 @@ from .hardware.pdl import pdl_wait
 from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
 from .partition.row import reads_vectors
-from .partition.unit import unit_elements
+from .partition.unit import lies, unit_elements
 
 comptime FEW = 1
 """Units that a warp has in shared memory, of blocks with as many warps as have 128 registers each, all of a multiprocessor: 1×2^22 of float32 takes 16.6 µs, and
@@ -109,7 +111,7 @@ def resident_grid_kernel[
     """Writes softmax of rows along the last axis, or its logarithm.
 
     Parameters:
-        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        S: As of `Held`.
         T: Where results go, no memory of the logits.
         finish: What of each element is written.
         parked: How many units a warp has in shared memory: `FEW`, if nobody takes more than one beside those, or `MANY`.
@@ -136,7 +138,7 @@ def resident_grid_kernel[
     while id < end:
         var u = held.unit(id)
         var raw = H.Raw(fill=H.U.Values(u.filler))
-        var after = u.read[edged, told=many](raw, once)
+        var after = held.read[told=many](id, u, raw, once)
         var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
         var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
         var oldest = held.oldest()
@@ -223,39 +225,42 @@ def resident_grid[
     """
     var count = rows.count() * units
     var blocks = min(queue.sm_count(), count)
-    var few = 4 * count <= 3 * units_held(FEW, warps(FEW), queue)
-    var whole = reads_vectors[Granules[S.elements].width](x, rows)
+    # Of computed logits there is a kernel for all cases, as each compiles what computes them.
+    comptime lie = lies[S]()
+    var few = lie and 4 * count <= 3 * units_held(FEW, warps(FEW), queue)
+    var whole = lie and reads_vectors[Granules[S.Line.held].width](x, rows)
     var size = Board[GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
     comptime for parked in [FEW, MANY]:
         comptime threads = warps(parked) * WARP_SIZE
         comptime for edged in [False, True]:
-            if (parked == FEW) == few and whole != edged:
+            comptime if lie or (parked == MANY and edged):
+                if (parked == FEW) == few and whole != edged:
 
-                @inline(.always)
-                def launch[To: RowTarget](to: To) raises {imm}:
-                    queue.launch[
-                        resident_grid_kernel[S, To, finish, parked, edged]
-                    ](
-                        to,
-                        x,
-                        memory.pointer,
-                        Int64(rows.n),
-                        Int64(rows.count()),
-                        Int64(units),
-                        UInt32(0),
-                        grid_dim=blocks,
-                        block_dim=threads,
-                        shared_mem_bytes=parked
-                        * threads
-                        * ROUNDS
-                        * VECTOR_BYTES,
-                        attributes=cooperative(),
-                    )
+                    @inline(.always)
+                    def launch[To: RowTarget](to: To) raises {imm}:
+                        queue.launch[
+                            resident_grid_kernel[S, To, finish, parked, edged]
+                        ](
+                            to,
+                            x,
+                            memory.pointer,
+                            Int64(rows.n),
+                            Int64(rows.count()),
+                            Int64(units),
+                            UInt32(0),
+                            grid_dim=blocks,
+                            block_dim=threads,
+                            shared_mem_bytes=parked
+                            * threads
+                            * ROUNDS
+                            * VECTOR_BYTES,
+                            attributes=cooperative(),
+                        )
 
-                comptime if parked == MANY:
-                    launch(passing)
-                else:
-                    launch(y)
+                    comptime if parked == MANY:
+                        launch(passing)
+                    else:
+                        launch(y)
     _ = memory^

@@ -45,6 +45,7 @@ from .hardware.pdl import pdl_wait
 from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
 from .partition.row import reads_vectors
+from .partition.unit import lies
 from .resident_grid import MANY, units_held, units_of
 
 comptime WARPS = 14
@@ -71,7 +72,7 @@ def resident_grid_partly_kernel[
     """Writes softmax of rows along the last axis, or its logarithm.
 
     Parameters:
-        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+        S: As of `Held`.
         T: Where results go, no memory of the logits.
         finish: What of each element is written.
         edged: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
@@ -103,8 +104,8 @@ def resident_grid_partly_kernel[
             var has_room = held.oldest() == NO_UNIT
             var is_likely_last = id + stride >= end
             var raw = H.Raw(fill=H.U.Values(u.filler))
-            var after = u.read[edged, told=True](
-                raw, once if has_room or is_likely_last else twice
+            var after = held.read[told=True](
+                id, u, raw, once if has_room or is_likely_last else twice
             )
             var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
             var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
@@ -126,7 +127,7 @@ def resident_grid_partly_kernel[
                 for i in range(count):
                     var other = warp.shuffle_idx(again, UInt32(i))
                     u = held.unit(other)
-                    _ = u.read[edged, told=True](raw, once)
+                    _ = held.read[told=True](other, u, raw, once)
                     var m = board.largest(other)
                     held.write(pair)
                     held.keep_again(raw, other, m)
@@ -175,20 +176,22 @@ def resident_grid_partly[
     var size = Board[LONG_GROUP].size(rows.count(), units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
-    var whole = reads_vectors[Granules[S.elements].width](x, rows)
+    comptime lie = lies[S]()
+    var whole = lie and reads_vectors[Granules[S.Line.held].width](x, rows)
     comptime for edged in [False, True]:
-        if whole != edged:
-            queue.launch[resident_grid_partly_kernel[S, T, finish, edged]](
-                y,
-                x,
-                memory.pointer,
-                Int64(rows.n),
-                Int64(rows.count()),
-                Int64(units),
-                UInt32(0),
-                grid_dim=queue.sm_count(),
-                block_dim=BLOCK_SIZE,
-                shared_mem_bytes=MANY * BLOCK_SIZE * ROUNDS * VECTOR_BYTES,
-                attributes=cooperative(),
-            )
+        comptime if lie or edged:
+            if whole != edged:
+                queue.launch[resident_grid_partly_kernel[S, T, finish, edged]](
+                    y,
+                    x,
+                    memory.pointer,
+                    Int64(rows.n),
+                    Int64(rows.count()),
+                    Int64(units),
+                    UInt32(0),
+                    grid_dim=queue.sm_count(),
+                    block_dim=BLOCK_SIZE,
+                    shared_mem_bytes=MANY * BLOCK_SIZE * ROUNDS * VECTOR_BYTES,
+                    attributes=cooperative(),
+                )
     _ = memory^

@@ -150,7 +150,7 @@ def resident_units_kernel[
         return ready(elements, signed_factor if there else 1)
 
     var after = u.edges[edged](raw)
-    var distance = u.first * width - Int(u.g.shift)
+    var distance = u.distance()
     comptime if S.Line.hidden:
         if line.hides():
 
@@ -250,10 +250,10 @@ def resident_units_kernel[
         return results(j, rest)
 
     @inline(.always)
-    def some(j: Int, values: U.Values) {imm} -> SIMD[F, width]:
+    def some(j: Int) {imm} -> SIMD[F, width]:
         # Read again, not to keep it: the compiler does not know which row it is.
         var line = x.line(row + Int(zero), Int(n))
-        var elements = values
+        var elements = u.load(j)
         var by = line.with_sign(line.factor())
         comptime if S.Line.hidden:
             if line.hides():

@@ -1,4 +1,4 @@
-"""Logits that are computed as they are read, of rows that do not fit on the chip: once for the sum, and again for
+"""Logits that are computed as they are read, of rows that nothing else holds: once for the sum, and again for
 probabilities or their logarithms.
 """
 

@@ -27,7 +27,7 @@ from ...io.rows import Target, VECTOR_BYTES
 from ...math.exponential import Scale
 from ...queue import Queue
 from .cluster import Pair
-from .pdl import pdl_attributes, pdl_wait
+from .pdl import pdl_attributes, pdl_wait_last
 from .team import largest_of_lanes, maximum, total
 from .warp_reduction import lanes_reduce
 
@@ -53,7 +53,7 @@ comptime Words = Target[DType.uint64]
 def clear_kernel(memory: Words, count: Int64):
     """Writes zeros, two a thread."""
     var i = 2 * (Int(block_idx.x) * _CLEAR_SIZE + Int(thread_idx.x))
-    pdl_wait()
+    pdl_wait_last()
     if i < Int(count):
         memory.unsafe_store[alignment=VECTOR_BYTES](i, SIMD[DType.uint64, 2](0))
 

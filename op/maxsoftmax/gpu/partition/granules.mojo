@@ -12,7 +12,7 @@ from std.sys import size_of
 from max.gpu import lane_id
 from max.gpu.primitives import warp
 
-from ...io.rows import Source, VECTOR_BYTES
+from ...io.rows import Source, VECTOR_BYTES, nowhere
 
 comptime Granule[dtype: DType] = SIMD[dtype, VECTOR_BYTES // size_of[dtype]()]
 """16 bytes of a row."""
@@ -52,7 +52,23 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
         var shift = Int(
             UInt32(Int(start) % VECTOR_BYTES) // UInt32(size_of[Self.dtype]())
         )
-        self.first = start.unsafe_offset(-shift)
+        self = Self(shift, n, start.unsafe_offset(-shift))
+
+    @inline(.always)
+    def __init__(
+        out self,
+        shift: Int,
+        n: Int,
+        first: Source[Self.dtype] = nowhere[Self.dtype](),
+    ):
+        """The granules of a row of `n` elements.
+
+        Args:
+            shift: How many elements of the first one are before the row.
+            n: Elements of the row.
+            first: Where the first one begins, if it is in memory.
+        """
+        self.first = first
         self.shift = Int32(shift)
         self.count = Int32((n + shift) // Self.width)
         self.tail = Int32((n + shift) % Self.width)

@@ -3,13 +3,14 @@
 from std.sys import size_of
 from max.gpu import WARP_SIZE, block_idx, grid_dim, thread_idx
 
+from ...io.eviction import Policy
 from ...io.source import RowSource
 from ...io.target import RowTarget
 from ...math.exponential import Scale
 from ...ops.finish import Finish
 from ..hardware.cluster import Pair
 from ..hardware.slots import Slots
-from .unit import Unit
+from .unit import Unit, are_aligned, granules_of, lies
 from .unit_result import factors
 from .unit_sum import multiplied, UnitSum
 
@@ -39,7 +40,7 @@ struct Held[
 ](Movable):
     """Units in shared memory, the oldest of which makes room for the next.
 
-    - `S`: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all.
+    - `S`: Where logits come from: memory, of 4 bytes or 2, maybe with a factor that is the same for all; or computed, and held in as many.
     - `T`: Where results go.
     - `finish`: What of each element is written.
     - `parked`: How many units there is room for.
@@ -47,7 +48,8 @@ struct Held[
     - `edged`: Whether rows may begin or end between two multiples of 16 bytes: with or without it results are the same.
     """
 
-    comptime dtype = Self.S.Line.elements
+    comptime lies = lies[Self.S]()
+    comptime dtype = Self.S.Line.held
     comptime scaled = Self.S.Line.scaled
     comptime U = Unit[Self.dtype, ROUNDS]
     comptime Raw = Array[Self.U.Values, ROUNDS]
@@ -103,10 +105,31 @@ struct Held[
         """Returns what of a unit is this lane's."""
         var row = id // self.units
         return Self.U(
-            Self.U.G(self.x.address(0, self.n), Int(row), self.n),
+            granules_of(self.x, Int(row), self.n),
             Int(id - row * self.units),
             self.lane,
         )
+
+    @inline(.always)
+    def read[
+        told: Bool
+    ](
+        self, id: UInt32, u: Self.U, mut raw: Self.Raw, policy: Policy
+    ) -> Self.U.Values:
+        """Returns what `Unit.read` or `Unit.compute` does: parameters and arguments are as of these.
+
+        - `id`: Which unit it is.
+        - `u`: What of it is this lane's.
+        """
+        comptime if Self.lies:
+            return u.read[Self.edged, told=told](raw, policy)
+        else:
+            return u.compute(self._line(id, u), are_aligned(self.x), raw)
+
+    @inline(.always)
+    def _line(self, id: UInt32, u: Self.U) -> Self.S.Line:
+        """Returns the row of a unit from this lane's first granule on."""
+        return self.x.line(Int(id // self.units), self.n).onwards(u.distance())
 
     @inline(.always)
     def factor(self) -> Float32:
@@ -158,12 +181,17 @@ struct Held[
         var id = self.ids[0]
         var m = self.maxima[0]
         var u = self.unit(id)
+        var row = Int(id // self.units)
+        var whole = pair
+        comptime if Self.S.has_sink:
+            var sink = self.x.sink[1](row, 0)[0]
+            whole = pair.joined[Self.exact](sink.cast[DType.float32]())
         var scale = Scale[Self.exact](m)
-        var of_row = Scale[Self.exact](pair.m)
+        var of_row = Scale[Self.exact](whole.m)
         comptime if Self.scaled and not Self.exact:
             of_row.slope *= self.factor()
         var last, rest = factors[Self.finish, Self.keeps](
-            m, scale, of_row, pair
+            m, scale, of_row, whole, self.x.is_masked()
         )
 
         @inline(.always)
@@ -171,7 +199,7 @@ struct Held[
             """Returns results of what is kept."""
             comptime if Self.finish == Finish.LOGARITHMS:
                 var z = multiplied[Self.scaled](values, self.factor())
-                return (rebind[Self.Vector](z) - pair.m) - last
+                return (rebind[Self.Vector](z) - whole.m) - last
             elif Self.keeps:
                 return rebind[Self.Vector](values) * rest * last
             else:
@@ -189,18 +217,19 @@ struct Held[
             return finished(self.slots.take(self.first + j), rest)
 
         @inline(.always)
-        def some(
-            j: Int, logits: Self.U.Values
-        ) {imm} -> SIMD[DType.float32, Self.U.width]:
+        def some(j: Int) {imm} -> SIMD[DType.float32, Self.U.width]:
+            var logits: Self.U.Values
+            comptime if Self.lies:
+                logits = u.load(j)
+            else:
+                logits = u.some(self._line(id, u), j)
             comptime if Self.keeps:
                 return finished(self._exponentials(scale, logits), rest)
             else:
                 return finished(logits, rest)
 
         u.store[Self.edged](
-            self.y.line(Int(id // self.units), self.n).onwards(
-                u.first * Self.U.width - Int(u.g.shift)
-            ),
+            self.y.line(row, self.n).onwards(u.distance()),
             rest == 1,
             plain,
             any,

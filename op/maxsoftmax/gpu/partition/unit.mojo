@@ -8,12 +8,13 @@ from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
 from ...io.eviction import Policy, load_vector
-from ...io.rows import Source, VECTOR_BYTES
-from ...io.source import SourceLine
+from ...io.rows import Source, VECTOR_BYTES, unseen
+from ...io.source import RowSource, SourceLine
 from ...io.target import TargetLine
 from ..hardware.hidden import any_bits
 from ..tuning import Tuned
 from .granules import Granule, Granules
+from .row import place_of
 
 
 def unit_elements[dtype: DType](rounds: Int) -> Int:
@@ -23,6 +24,50 @@ def unit_elements[dtype: DType](rounds: Int) -> Int:
         rounds: Vectors of it that each lane takes.
     """
     return Granules[dtype].width * WARP_SIZE * rounds
+
+
+def lies[S: RowSource]() -> Bool:
+    """Returns whether logits are what lies in memory, maybe times a factor and with a mask in memory; others are computed.
+    """
+    return (
+        S.Line.in_memory
+        and S.Line.elements == S.Line.held
+        and not S.Line.transformed
+    )
+
+
+@inline(.always)
+def granules_of[
+    S: RowSource, //
+](x: S, row: Int, n: Int) -> Granules[S.Line.held]:
+    """Returns the granules of a row: where they would begin, if it is computed.
+
+    Parameters:
+        S: Where logits come from.
+
+    Args:
+        x: Logits.
+        row: Which row.
+        n: Length of each row.
+    """
+    comptime G = Granules[S.Line.held]
+    comptime if lies[S]():
+        return G(rebind[Source[S.Line.held]](x.address(0, n)), row, n)
+    else:
+        return G(Int(place_of(x.line(row, n)) % UInt64(G.width)), n)
+
+
+@inline(.always)
+def are_aligned[S: RowSource, //](x: S) -> Bool:
+    """Returns whether granules of computed rows can be had at a time.
+
+    Parameters:
+        S: Where logits come from.
+
+    Args:
+        x: Logits.
+    """
+    return S.Line.in_memory or x.is_aligned[Granules[S.Line.held].width]()
 
 
 struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
@@ -57,6 +102,12 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         self.left = g.count - Int32(self.first)
         self.whole = (unit + 1) * Self.rounds * WARP_SIZE < Int(g.count)
         self.shared = g.shift != 0 and lane == 0 and self.left >= 0
+
+    @inline(.always)
+    def distance(self) -> Int:
+        """Returns which element of the row the lane's first granule begins with: before the row, a negative number.
+        """
+        return self.first * Self.width - Int(self.g.shift)
 
     @staticmethod
     @inline(.always)
@@ -158,6 +209,97 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                             ]()
 
     @inline(.always)
+    def compute[
+        Line: SourceLine, //
+    ](
+        self,
+        line: Line,
+        aligned: Bool,
+        mut raw: Array[Self.Values, Self.rounds],
+    ) -> Self.Values:
+        """Computes the lane's granules instead of reading them: `raw` and result are as of `read`.
+
+        Parameters:
+            Line: Which computes elements, held in the unit's dtype.
+
+        Args:
+            line: The row from the lane's first granule on.
+            aligned: Whether granules can be had at a time.
+            raw: As of `read`.
+        """
+        # Of the granule that begins before the row, and of those that reach beyond it, elements are computed one by one.
+        var begins = self.first == 0 and self.g.shift != 0
+        # What is computed in place of those that are not there: a branch for each would have them wait for each other.
+        var spare = Self.width if begins else 0
+        # Not seen to be the same for whole units, of which the compiler would have the first granule waited for before others are asked for.
+        var whole_spare = unseen(spare)
+        var lane = Int32(self.first % WARP_SIZE)
+
+        @inline(.always)
+        def compute_granules[
+            at_once: Bool, all: Bool
+        ](mut raw: Array[Self.Values, Self.rounds]) {imm}:
+            comptime for j in range(Self.rounds):
+                var at: Int
+                comptime if all:
+                    at = whole_spare if j == 0 else Self.place(j)
+                else:
+                    at = self.place(j) if j > 0 and self.has[all](j) else spare
+                var values = _computed[Self.dtype, Self.width, at_once](
+                    line, at
+                )
+                if self.has[all](j):
+                    raw[j] = values
+
+        if self.left > Int32(begins):
+            if not aligned:
+                comptime if not Line.in_memory:
+                    compute_granules[False, False](raw)
+            elif Int32(Self.rounds * WARP_SIZE) <= self.left + lane:
+                compute_granules[True, True](raw)
+            else:
+                compute_granules[True, False](raw)
+        if begins:
+            raw[0] = self.some(line, 0)
+        if not self.whole:
+            var tail_round = self.tail_round()
+            if tail_round < Self.rounds and not (tail_round == 0 and begins):
+                var tail = self.some(line, tail_round)
+                comptime for j in range(Self.rounds):
+                    if j == tail_round:
+                        raw[j] = tail
+        var after = Self.Values(self.filler)
+        if self.shared:
+            var end = self.some(line, Self.rounds)
+            comptime for v in range(Self.width):
+                if Int32(v) < self.g.shift:
+                    after[v] = end[v]
+                    raw[0][v] = self.filler
+        return after
+
+    @inline(.always)
+    def some[Line: SourceLine, //](self, line: Line, j: Int) -> Self.Values:
+        """Returns the lane's granule j, of which only a part may be of the row, computed one by one: arguments are as of `compute`.
+        """
+        var values = Self.Values(self.filler)
+        var begin, end = self._of_row(j)
+        comptime for v in range(Self.width):
+            var i = self.place(j) + v
+            if begin <= Int32(v) < end and i < line.length(Int.MAX):
+                values[v] = _computed[Self.dtype, 1, False](line, i)[0]
+        return values
+
+    @inline(.always)
+    def _of_row(self, j: Int) -> Tuple[Int32, Int32]:
+        """Returns the first element of the lane's granule j that is the row's, and the one after the last.
+        """
+        var index = Int32(self.first + j * WARP_SIZE)
+        var end = Int32(Self.width)
+        if index >= self.g.count:
+            end = self.g.tail if index == self.g.count else 0
+        return self.g.shift if index == 0 else 0, end
+
+    @inline(.always)
     def edges[
         edged: Bool
     ](self, mut raw: Array[Self.Values, Self.rounds]) -> Self.Values:
@@ -255,11 +397,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     ](self, line: Line, j: Int, none: Scalar[of]) -> SIMD[of, Self.width]:
         """Returns the mask of the lane's granule j, of which only a part may be of the row: arguments are as of `beside`.
         """
-        var index = Int32(self.first + j * WARP_SIZE)
-        var begin = self.g.shift if index == 0 else 0
-        var end = Int32(Self.width)
-        if index >= self.g.count:
-            end = self.g.tail if index == self.g.count else 0
+        var begin, end = self._of_row(j)
         var values = SIMD[of, Self.width](none)
         comptime for v in range(Self.width):
             if begin <= Int32(v) < end:
@@ -288,9 +426,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         edged: Bool,
         Plain: def(j: Int) -> SIMD[DType.float32, Self.width],
         Any: def(j: Int) -> SIMD[DType.float32, Self.width],
-        Some: def(j: Int, elements: Self.Values) -> SIMD[
-            DType.float32, Self.width
-        ],
+        Some: def(j: Int) -> SIMD[DType.float32, Self.width],
     ](self, target: Line, are_plain: Bool, plain: Plain, any: Any, some: Some):
         """Stores results of the lane's granules.
 
@@ -299,7 +435,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
             edged: As of `read`.
             Plain: Returns those of granule j, if `are_plain`.
             Any: Returns those of granule j.
-            Some: Returns those of granule j that is read again, as others may have a part of it.
+            Some: Returns those of granule j, which others may have a part of, and which is to be read again.
 
         - `target`: Where those of the lane's first granule go.
         """
@@ -321,7 +457,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         @inline(.always)
         def store_some(j: Int, begin: Int32, end: Int32) {imm}:
             """Stores some results of the lane's granule j."""
-            var all = some(j, self.load(j))
+            var all = some(j)
             comptime for v in range(Self.width):
                 if begin <= Int32(v) < end:
                     target.store[True](
@@ -349,3 +485,30 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                     self.shared and tail_round == 0
                 ):
                     store_some(tail_round, 0, self.g.tail)
+
+
+@inline(.always)
+def _computed[
+    Line: SourceLine, //, dtype: DType, width: Int, at_once: Bool
+](line: Line, i: Int) -> SIMD[dtype, width]:
+    """Returns logits that are computed, from element `i` on.
+
+    Parameters:
+        Line: Which computes them, held in `dtype`.
+        dtype: What they are had as.
+        width: How many.
+        at_once: Whether they are aligned.
+
+    Args:
+        line: The row.
+        i: The first.
+    """
+    var elements: SIMD[Line.held, width]
+    comptime if at_once:
+        elements = line.load[width](i)
+    else:
+        elements = line.load_from_any[width](i)
+    comptime if Line.transformed:
+        return rebind[SIMD[dtype, width]](line.logits(i, elements))
+    else:
+        return rebind[SIMD[dtype, width]](elements)

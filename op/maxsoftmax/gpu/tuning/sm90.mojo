@@ -112,11 +112,16 @@ struct Sm90(Tuning):
 
     @staticmethod
     @inline(.always)
-    def outgrows_clusters(wide: Bool, n: Int) -> Bool:
+    def outgrows_clusters(wide: Bool, computed: Bool, n: Int) -> Bool:
         # µs by the whole GPU (by clusters of blocks), of 1, 16, 64 and 256 rows, on an H100. Float32, 163842 columns: 5.8 (6.5), 11.8 (13.8), 36.9 (36.3),
         # 128 (120); 200001: 5.8 (7.6), 14.1 (17.1), 43.4 (44.2), 153 (148); 262146: 6.0 (9.4), 17.8 (22.3), 53.1 (58.2), 197 (195). Bfloat16, 327680 columns:
         # 7.1 (6.4), 12.8 (13.0), 36.7 (34.8), 120 (118); 400000: 6.7 (7.5), 14.6 (16.6), 42.5 (42.9), 146 (145); 524288: 7.0 (9.6), 17.8 (20.7), 51.4
         # (56.1), 189 (192); 400001: 7.2 (7.7), 15.4 (16.4), 48.0 (42.9), 165 (146); 700000: 7.5 (13.0) of one row, 28.7 (38.5) of 24.
+        if computed:
+            # What is computed by whole vectors, on an H200, of 1, 16, 64 and 2.68e8 elements' rows: float32, 128256 columns: 7.1 (5.8), 13.0 (11.4), 26.5 (27.8),
+            # 578 (607); 160000: 5.8 (6.0), 11.7 (12.9), 27.4 (31.8), 542 (570). With a mask of one row that MAX fuses, of as many elements, 100008: 735 (1167),
+            # 128256: 721 (1247). Bfloat16, 262144 columns: 7.7 (4.9), 12.4 (10.5), 28.0 (24.7), 304 (275); 300000: 7.5 (7.2), 13.0 (14.1), 31.9 (39.3), 306 (420).
+            return n > (114688 if wide else 262144)
         if wide:
             return n > 196608
         return n > (393216 if n % 8 == 0 else 524288)
@@ -131,21 +136,22 @@ struct Sm90(Tuning):
         # and 0.62 of a copy's rate, with 8 the last two of float32 0.60 and 0.64.
         var best = 20480 if wide else 32768
         if not wide:
-            return table + [
+            table += [
                 Team.cluster(256, 8, 4, 0, best),  # 0.94 (128256)
                 Team.cluster(256, 12, 3, 0, best),  # 0.86 (151936)
                 Team.cluster(256, 16, 2, 0, best),  # 0.84 (262144)
-                Team.cluster(256, 16, 2, 2, best),
             ]
-        var most = most_vectors(width)
-        table.append(Team.cluster(256, most, 4, 0, best))
-        if width > 4:
-            table.append(Team.cluster(256, most, 3, 2, best))
-            return table^
-        return table + [
-            Team.cluster(256, 20, 2, 0, best),  # 0.85 (151936)
-            Team.cluster(256, 16, 2, 2, best),  # 0.68 (262144)
-        ]
+        else:
+            var most = most_vectors(width)
+            table.append(Team.cluster(256, most, 4, 0, best))
+            if width > 4:
+                table.append(Team.cluster(256, most, 3, 2, best))
+                return table^
+            table.append(Team.cluster(256, 20, 2, 0, best))  # 0.85 (151936)
+        comptime if not Self.holds_in_grid:
+            # The whole GPU does not hold what is longer: 0.68 (262144)
+            table.append(Team.cluster(256, 16, 2, 2, best))
+        return table^
 
     @staticmethod
     def backward(wide: Bool, log: Bool) -> List[Team]:

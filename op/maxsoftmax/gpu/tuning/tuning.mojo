@@ -111,14 +111,15 @@ trait Tuning:
     """Whether short rows in memory that are no whole vectors have a kernel of their own."""
 
     comptime holds_in_grid: Bool = False
-    """Whether the whole GPU holds long rows and columns in memory."""
+    """Whether the whole GPU holds long rows, and columns in memory."""
 
     @staticmethod
-    def outgrows_clusters(wide: Bool, n: Int) -> Bool:
-        """Returns whether a row in memory is the whole GPU's, if it is not held by the unit.
+    def outgrows_clusters(wide: Bool, computed: Bool, n: Int) -> Bool:
+        """Returns whether a row is the whole GPU's, if it is not held by the unit.
 
         Args:
             wide: Whether elements have 4 bytes, not 2.
+            computed: Whether they are computed, and not in memory.
             n: The row's length.
         """
         return False
