@@ -152,7 +152,7 @@ def test_rows_that_take_the_whole_gpu_are_those_of_float64(n, what, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [114_689, 400_001, 2**24 + 3])
+@pytest.mark.parametrize("n", [114_689, 262_145, 2**24 + 3])
 def test_computed_rows_that_take_the_whole_gpu_are_those_of_float64_at_every_place(n, dtype):
     torch = pytest.importorskip("torch")
     from max.driver import Accelerator, Buffer
@@ -168,7 +168,7 @@ def test_computed_rows_that_take_the_whole_gpu_are_those_of_float64_at_every_pla
         x, bias = (value.tensor for value in graph.inputs)
         graph.output(
             maxsoftmax.ops.log_softmax(ops.negate(x)),
-            maxsoftmax.ops.softmax(x + bias),
+            maxsoftmax.ops.softmax(x + bias, causal=True, sink=9.0),
         )
     model = InferenceSession(devices=[Accelerator()]).load(graph)
     generator = torch.Generator("cuda").manual_seed(n)
@@ -183,38 +183,45 @@ def test_computed_rows_that_take_the_whole_gpu_are_those_of_float64_at_every_pla
     x[copies + 4, : n // 2] = 10_000
     torch.cuda.synchronize()
     results = [torch.from_dlpack(y) for y in model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, bias)))]
-    for what, z, y in zip(("log_softmax", "softmax"), (-x, x + bias), results, strict=True):
-        assert all(one.equal(y[0]) for one in y[1:copies])
-        for logits_of_row, found in zip(z[copies - 1 :], y[copies - 1 :], strict=True):
-            expected = softmax_of(what, logits_of_row.double())
-            torch.testing.assert_close(found.double(), expected, equal_nan=True, **tolerance(what, dtype))
+    logarithms, causal = results
+    assert all(y.equal(logarithms[0]) for y in logarithms[1:copies])
+    for i in range(copies - 1, len(x)):
+        expected = softmax_of("log_softmax", -x[i].double())
+        torch.testing.assert_close(logarithms[i].double(), expected, equal_nan=True, **tolerance("log_softmax", dtype))
+        z = (x[i] + bias).double()
+        z[n - len(x) + i + 1 :] = -torch.inf
+        expected = torch.cat((z, z.new_tensor([9.0]))).softmax(0)[:-1]
+        torch.testing.assert_close(causal[i].double(), expected, equal_nan=True, **tolerance("softmax", dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [200_001, 600_000, 2**20 + 5])
+@pytest.mark.parametrize("n", [200_001, 600_000, 2**20 + 5, 2**24 + 8])
 def test_rows_of_any_forms_that_take_the_whole_gpu_are_those_of_float64_at_every_address(n, dtype):
     torch = pytest.importorskip("torch")
 
     generator = torch.Generator("cuda").manual_seed(n)
-    x = torch.randn(8, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
+    rows = 8 if n < 2**21 else 2
+    x = torch.randn(rows, n, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     scale = torch.rand(n, device="cuda", generator=generator)
     bias = torch.randn(2 * n, device="cuda", generator=generator)[::2]
-    taken = torch.rand(8, n, device="cuda", generator=generator) < 0.7
-    taken[3] = False
+    narrow = torch.randn(n, device="cuda", generator=generator).to(x.dtype)
+    taken = torch.rand(rows, n, device="cuda", generator=generator) < 0.7
+    taken[1] = False
     wide, floor = x.double(), torch.full((), -torch.inf, dtype=torch.float64, device="cuda")
-    sink = torch.full((8, 1), 9.0, device="cuda", dtype=torch.float64)
-    beyond = torch.arange(n, device="cuda") > n - 8 + torch.arange(8, device="cuda")[:, None]
+    sink = torch.full((rows, 1), 9.0, device="cuda", dtype=torch.float64)
+    beyond = torch.arange(n, device="cuda") > n - rows + torch.arange(rows, device="cuda")[:, None]
     near = {"rtol": 2e-5 if dtype == "float32" else 2**-8, "atol": 1e-38}
     for options, z in (
         ({"scale": scale, "sink": 9.0}, wide * scale),
         ({"mask": bias, "causal": True}, (wide + bias).where(~beyond, floor)),
         ({"mask": taken, "scale": scale}, (wide * scale).where(taken, floor)),
+        ({"mask": narrow}, wide + narrow.double()),
     ):
         y = maxsoftmax.softmax(x, **options)
         expected = torch.cat((z, sink), 1).softmax(1)[:, :-1] if "sink" in options else z.softmax(1)
         torch.testing.assert_close(y.double(), expected.nan_to_num(), **near)
         if "causal" not in options:
-            for row in range(8):
+            for row in range(rows):
                 of_row = {name: value[row : row + 1] if value is taken else value for name, value in options.items()}
                 alone = maxsoftmax.softmax(at(x[row : row + 1], row), **of_row)
                 assert alone.equal(y[row : row + 1]), (row, options)
@@ -243,6 +250,34 @@ def test_short_rows_are_those_of_float64_in_every_batch_and_at_every_address(wha
         for start, stop, shift in ((0, 1, 1), (5, 6, 0), (7, 140, 3), (33, 300, 5)):
             part = computed(what, at(x[start:stop], shift), None, None)
             assert torch.equal(part.nan_to_num(), y[start:stop].nan_to_num()), (n, start, stop, shift)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["softmax_backward", "log_softmax_backward"])
+def test_gradients_of_short_rows_are_those_of_float64_in_every_batch_and_at_every_address(what, dtype):
+    torch = pytest.importorskip("torch")
+    import maxsoftmax.torch as ours
+
+    backward = getattr(torch.ops.maxsoftmax, what)
+    assert ours.softmax is not None
+    for n in range(1, 130):
+        generator = torch.Generator("cuda").manual_seed(n)
+        x, dy = torch.randn(2, 300, n, device="cuda", generator=generator).mul(3)
+        y = x.softmax(1) if what == "softmax_backward" else x.log_softmax(1)
+        y, dy = y.to(getattr(torch, dtype)), dy.to(getattr(torch, dtype))
+        y[0, n // 2] = dy[1, -1] = torch.nan
+        y[2] = 0
+        wide, upstream = y.double(), dy.double()
+        sums = (upstream if what == "log_softmax_backward" else wide * upstream).sum(1, keepdim=True)
+        expected = upstream - wide.exp() * sums if what == "log_softmax_backward" else wide * (upstream - sums)
+        dx = backward(y, dy, 1)
+        # Of a difference of numbers of about 10.
+        near = {"rtol": {"float32": 1e-5, "bfloat16": 2**-8, "float16": 2**-10}[dtype], "atol": 2e-5}
+        near["msg"] = lambda text, n=n: f"{n} columns: {text}"
+        torch.testing.assert_close(dx.double(), expected, equal_nan=True, **near)
+        for start, stop, shift in ((0, 1, 1), (5, 6, 0), (7, 140, 3), (33, 300, 5)):
+            part = backward(at(y[start:stop], shift), at(dy[start:stop], shift), 1)
+            assert torch.equal(part.nan_to_num(), dx[start:stop].nan_to_num()), (n, start, stop, shift)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

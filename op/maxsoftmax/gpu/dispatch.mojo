@@ -125,15 +125,13 @@ def grid_fits[
     Returns:
         Whether they are and it does.
     """
-    comptime wide = size_of[S.Line.held]() > 2
-    comptime computed = not lies[S]()
     # Of a length that is known and held by the unit kernels would be compiled that nobody launches.
     comptime may = rows.length == 0 or (
         not _by_unit[S, T](finish, rows.length)
-        and Tuned.outgrows_clusters(wide, computed, rows.length)
+        and outgrows_clusters[S](rows.length)
     )
     comptime if Tuned.holds_in_grid and may:
-        if Tuned.outgrows_clusters(wide, computed, rows.n):
+        if outgrows_clusters[S](rows.n):
             var units = grid_units[S.Line.held](rows.n, queue)
             if units > 0:
                 resident_grid[finish](y, passing, x, rows, units, queue)
@@ -143,6 +141,15 @@ def grid_fits[
                 resident_grid_partly[finish](passing, x, rows, units, queue)
                 return True
     return False
+
+
+@inline(.always)
+def outgrows_clusters[S: RowSource](n: Int) -> Bool:
+    """Returns whether a row of length `n` is for the whole GPU, if it is not held by the unit.
+    """
+    return Tuned.holds_in_grid and Tuned.outgrows_clusters(
+        size_of[S.Line.held]() > 2, not lies[S](), n
+    )
 
 
 def resident_fits[
@@ -190,10 +197,11 @@ def teams_fit[
     """
     comptime width = VECTOR_BYTES // size_of[S.elements]()
     comptime if _may_be_short[S, T](finish):
-        comptime short = takes_short[S.elements](rows.length)
+        comptime inputs = finish.inputs()
+        comptime short = takes_short[S.elements](rows.length, inputs)
         comptime if rows.length == 0 or short:
-            if short or takes_short[S.elements](rows.n):
-                resident_short[finish](y, x, rows, queue)
+            if short or takes_short[S.elements](rows.n, inputs):
+                resident_short[finish](y, x, rows, queue, other)
                 return True
     comptime by_unit = _by_unit[S, T](finish, rows.length)
     comptime table = _teams_for[S](finish)
@@ -266,13 +274,13 @@ def _by_unit[S: RowSource, T: RowTarget](finish: Finish, n: Int) -> Bool:
 
 
 def _may_be_short[S: RowSource, T: RowTarget](finish: Finish) -> Bool:
-    """Returns whether there are kernels for short rows: from memory to memory, of what is read as it is, maybe times a number.
+    """Returns whether there are kernels for short rows: from memory to memory, of what is read as it is, maybe times a number, or for their gradients.
     """
     return (
         Tuned.shares_short
         and T.in_memory
         and not (S.Line.signed or S.Line.hidden)
-        and _is_as_it_lies[S, T](finish)
+        and (_is_as_it_lies[S, T](finish) or finish.is_gradient())
     )
 
 

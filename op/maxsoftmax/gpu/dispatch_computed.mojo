@@ -12,7 +12,7 @@ from ..io.rows import Rows
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..queue import Queue
-from .dispatch import grid_fits
+from .dispatch import grid_fits, outgrows_clusters
 from .hardware.cluster import PORTABLE_BLOCKS
 from .hardware.slots import kept_dtype
 from .resident import resident
@@ -25,9 +25,22 @@ def computed[
     S: RowSource, T: RowTarget, //, finish: Finish
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues what is to be written of every row of `x`, of 4 bytes or 2, along the last axis: an element for each of its own.
+
+    The whole GPU computes what takes no part, too, of rows that end before the tensor does.
     """
     if grid_fits[finish](y, y, x, rows, queue):
         return
+    comptime if rows.length > 0 and outgrows_clusters[S](rows.length):
+        streaming_computed[finish](y, x, rows, queue)
+    else:
+        _by_team[finish](y, x, rows, queue)
+
+
+def _by_team[
+    S: RowSource, T: RowTarget, //, finish: Finish
+](y: T, x: S, rows: Rows, queue: Queue) raises:
+    """Rows that blocks hold, or clusters, and those that nothing holds: parameters and arguments are as of `computed`.
+    """
     comptime width = vector_width[
         S.Line.elements, S.Line.in_memory, T.Line.stored
     ]()

@@ -3,7 +3,7 @@
 Units are those of `resident_units`. A warp holds its last unit in registers, and those before, one or two, in shared memory, until all of their row has been
 summed up, which goes by the `Board`. All blocks are on the GPU at once, so that nobody waits for a block that waits for room.
 
-Logits that are computed, as MAX fuses them into the input, are units as well, and computed once.
+Logits that are computed, as MAX fuses them into the input, are units as well, and computed once, but for what lies at both ends of a unit.
 
 Where warps take many units, each asks a counter for its next one, since not all multiprocessors are equally fast. It asks when it has waited, not before.
 

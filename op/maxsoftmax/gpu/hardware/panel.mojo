@@ -19,7 +19,18 @@ def shift[dtype: DType, //](place: Source[dtype]) -> Int:
 def fetch[
     dtype: DType, //, threads: Int
 ](to: Shared[Scalar[dtype]], source: Source[dtype], count: Int32):
-    """Has the block bring `count` elements to where multiples of 16 bytes are what they are at the source, and wait for all of them.
+    """Has the block bring elements and wait for all of them: parameters and arguments are as of `ask`.
+    """
+    ask[threads](to, source, count)
+    wait_for_vectors()
+    barrier()
+
+
+@inline(.always)
+def ask[
+    dtype: DType, //, threads: Int
+](to: Shared[Scalar[dtype]], source: Source[dtype], count: Int32):
+    """Has the block bring `count` elements to where multiples of 16 bytes are what they are at the source.
 
     Parameters:
         dtype: Dtype of the elements.
@@ -42,8 +53,6 @@ def fetch[
     var last = Int(head + vectors * whole + thread)
     if last < Int(count):
         to[unsafe_offset=last] = source[unsafe_offset=last]
-    wait_for_vectors()
-    barrier()
 
 
 @inline(.always)

@@ -38,7 +38,8 @@ def pdl_wait():
 
 @inline(.always)
 def pdl_wait_last():
-    """As `pdl_wait`, for a kernel of few blocks: the next one is launched first, and takes the room of the one before this one as that ends.
+    """As `pdl_wait`, for a kernel of few blocks: the next one is launched first, and takes the room of the one before this one as that ends. This one ends after
+    that, so that who waits for this one has waited for both.
 
     Rows for the whole GPU, replayed on an H200, whose board is cleared so: 1×1048576 float32 takes 6.9 µs instead of 7.4.
     """

@@ -56,7 +56,7 @@ struct Held[
     comptime Vector = SIMD[DType.float32, Self.U.width]
     comptime exact = size_of[Self.dtype]() > 2 or size_of[
         Self.T.Line.stored
-    ]() > 2
+    ]() > 2 or Self.S.has_sink
     # Exponentials are kept in place of the logits, unless that takes twice the room.
     comptime keeps = Self.finish == Finish.PROBABILITIES and Self.dtype == DType.float32
     comptime Sum = UnitSum[

@@ -231,7 +231,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         var begins = self.first == 0 and self.g.shift != 0
         # What is computed in place of those that are not there: a branch for each would have them wait for each other.
         var spare = Self.width if begins else 0
-        # Not seen to be the same for whole units, of which the compiler would have the first granule waited for before others are asked for.
+        # Hidden from the compiler, which would else wait for the first granule of whole units before it asks for the others.
         var whole_spare = unseen(spare)
         var lane = Int32(self.first % WARP_SIZE)
 

@@ -15,7 +15,7 @@ def factors[
     m: Float32,
     scale: Scale[exact],
     of_row: Scale[exact],
-    pair: Pair[],
+    mut pair: Pair[],
     masked: Bool = False,
 ) -> Tuple[Float32, Float32]:
     """Returns what exponentials are multiplied by to be probabilities, or what is subtracted from x - m to be their logarithms; and what those in the
@@ -31,12 +31,11 @@ def factors[
         m: The unit's largest logit.
         scale: The unit's scale.
         of_row: The row's.
-        pair: The row's pair.
-        masked: As of `end`; only probabilities of rows of nothing but -inf are 0 then.
+        pair: The row's pair, as of `end`.
+        masked: As of `end`.
     """
     var rest = Float32(1)
-    var whole = pair
-    var factor = end[finish, exact, keeps](whole, masked)[0]
+    var factor = end[finish, exact, keeps](pair, masked)[0]
     comptime if in_unit:
         comptime if keeps:
             rest = scale.over_lowered(of_row) * scale.quick_factor()
