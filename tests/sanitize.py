@@ -84,12 +84,6 @@ def relatives():
     for keys in (3, 31, 1001, 40000):
         for dtype in BOTH:
             forms(logits((2, 5, keys), dtype), dtype)
-    # Made of logits by the whole GPU.
-    for dtype in BOTH:
-        x, scale = logits((3, 400_001), dtype), np.linspace(0.5, 1, 400_001, dtype=np.float32)
-        y = maxsoftmax.softmax(x, scale=scale, sink=1.0, device=device)
-        z = np.append(wide(x) * scale, np.ones((3, 1)), axis=1)
-        close(y, scipy.special.softmax(z, axis=1)[:, :-1], dtype)
     for keys in (13, 300, 3001, 9001):
         for heads in (8, 13):
             forms(logits((2, keys, heads)), np.float32, -2)

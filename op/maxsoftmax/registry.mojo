@@ -176,7 +176,7 @@ struct FormedSoftmax:
         comptime scaled = factor > 0 and factor < inf[accum]() and not (
             has_scale or has_temperature
         )
-        # A mask of bools that is the same along each row is of none of these: its rows are read twice, unless the whole GPU holds them.
+        # A mask of bools that is the same along each row is of none of these: its rows are read twice.
         comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
         comptime of_numbers = (
             Class.CUT if causal or has_sink else Class.SCALED

@@ -87,9 +87,4 @@ def formed[
                     else:
                         computed[finish](y, source, rows, queue)
                     return
-    var source = Formed[Class.ANY](x, forms)
-    # Of what is only scaled the grid would have held it before.
-    comptime if dtype != DType.float64 and known != Class.SCALED:
-        if grid_fits[finish](y, passing, source, rows, queue):
-            return
-    streaming_computed[finish](y, source, rows, queue)
+    streaming_computed[finish](y, Formed[Class.ANY](x, forms), rows, queue)

@@ -10,7 +10,7 @@ from ...math.exponential import Scale
 from ...ops.finish import Finish
 from ..hardware.cluster import Pair
 from ..hardware.slots import Slots
-from .unit import Unit, are_aligned, granules_of, lies
+from .unit import Unit, granules_of, lies
 from .unit_result import factors
 from .unit_sum import multiplied, UnitSum
 
@@ -124,7 +124,9 @@ struct Held[
         comptime if Self.lies:
             return u.read[Self.edged, told=told](raw, policy)
         else:
-            return u.compute(self._line(id, u), are_aligned(self.x), raw)
+            return u.compute(
+                self._line(id, u), self.x.is_aligned[Self.U.width](), raw
+            )
 
     @inline(.always)
     def _line(self, id: UInt32, u: Self.U) -> Self.S.Line:

@@ -18,7 +18,7 @@ from max.gpu import WARP_SIZE
 
 from ...io.rows import Rows, VECTOR_BYTES
 from ...io.memory import MemorySource, MemoryTarget
-from ...io.source import RowSource, SourceLine
+from ...io.source import RowSource
 from ...io.target import RowTarget
 from ..hardware.hidden import any_bits, hidden
 from ..tuning import Tuned
@@ -91,7 +91,7 @@ struct Part[
         var target = y.line(row, n)
         var before = UInt32(0)
         comptime if Self.peeled:
-            before = (0 - UInt32(place_of(source))) % lanes
+            before = (0 - UInt32(Self._place(source))) % lanes
         var head = min(before, UInt32(length))
         var body = UInt32(length) - head
         var count = body // lanes
@@ -248,11 +248,23 @@ struct Part[
 
     @staticmethod
     @inline(.always)
+    def _place(source: Self.S.Line) -> UInt64:
+        """Returns the address, in elements, that says where vectors begin."""
+        comptime if Self.S.Line.in_memory:
+            # Unsigned, so that a division is a shift: the first load waits for all of this.
+            return UInt64(Int(source.address(0))) // UInt64(
+                size_of[Self.S.Line.elements]()
+            )
+        else:
+            return UInt64(source.place())
+
+    @staticmethod
+    @inline(.always)
     def uneven(x: Self.S, n: Int) -> Bool:
         """Returns whether any row may have edges: the same for all threads."""
         comptime if not Self.peeled:
             return False
-        var first_row = place_of(x.line(0, n))
+        var first_row = Self._place(x.line(0, n))
         return (first_row | UInt64(n)) % UInt64(Self.width) != 0
 
     @inline(.always)
@@ -334,17 +346,6 @@ comptime MemoryPart[
     edged: Bool = True,
 ] = Part[MemorySource[dtype], MemoryTarget[dtype], team, width, edged]
 """A part of a row in memory, whose results go to memory."""
-
-
-@inline(.always)
-def place_of[Line: SourceLine, //](line: Line) -> UInt64:
-    """Returns the address of a row's first element, in elements: of what is computed, that which it would have in a tensor in memory.
-    """
-    comptime if Line.in_memory:
-        # Unsigned, so that a division is a shift: the first load waits for all of this.
-        return UInt64(Int(line.address(0))) // UInt64(size_of[Line.elements]())
-    else:
-        return UInt64(line.place())
 
 
 @inline(.always)

@@ -14,7 +14,6 @@ from ...io.target import TargetLine
 from ..hardware.hidden import any_bits
 from ..tuning import Tuned
 from .granules import Granule, Granules
-from .row import place_of
 
 
 def unit_elements[dtype: DType](rounds: Int) -> Int:
@@ -54,20 +53,7 @@ def granules_of[
     comptime if lies[S]():
         return G(rebind[Source[S.Line.held]](x.address(0, n)), row, n)
     else:
-        return G(Int(place_of(x.line(row, n)) % UInt64(G.width)), n)
-
-
-@inline(.always)
-def are_aligned[S: RowSource, //](x: S) -> Bool:
-    """Returns whether granules of computed rows can be had at a time.
-
-    Parameters:
-        S: Where logits come from.
-
-    Args:
-        x: Logits.
-    """
-    return S.Line.in_memory or x.is_aligned[Granules[S.Line.held].width]()
+        return G(Int(UInt64(x.line(row, n).place()) % UInt64(G.width)), n)
 
 
 struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
@@ -253,8 +239,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
         if self.left > Int32(begins):
             if not aligned:
-                comptime if not Line.in_memory:
-                    compute_granules[False, False](raw)
+                compute_granules[False, False](raw)
             elif Int32(Self.rounds * WARP_SIZE) <= self.left + lane:
                 compute_granules[True, True](raw)
             else:
@@ -503,12 +488,7 @@ def _computed[
         line: The row.
         i: The first.
     """
-    var elements: SIMD[Line.held, width]
     comptime if at_once:
-        elements = line.load[width](i)
+        return rebind[SIMD[dtype, width]](line.load[width](i))
     else:
-        elements = line.load_from_any[width](i)
-    comptime if Line.transformed:
-        return rebind[SIMD[dtype, width]](line.logits(i, elements))
-    else:
-        return rebind[SIMD[dtype, width]](elements)
+        return rebind[SIMD[dtype, width]](line.load_from_any[width](i))

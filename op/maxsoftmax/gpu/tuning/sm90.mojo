@@ -136,22 +136,21 @@ struct Sm90(Tuning):
         # and 0.62 of a copy's rate, with 8 the last two of float32 0.60 and 0.64.
         var best = 20480 if wide else 32768
         if not wide:
-            table += [
+            return table + [
                 Team.cluster(256, 8, 4, 0, best),  # 0.94 (128256)
                 Team.cluster(256, 12, 3, 0, best),  # 0.86 (151936)
                 Team.cluster(256, 16, 2, 0, best),  # 0.84 (262144)
+                Team.cluster(256, 16, 2, 2, best),
             ]
-        else:
-            var most = most_vectors(width)
-            table.append(Team.cluster(256, most, 4, 0, best))
-            if width > 4:
-                table.append(Team.cluster(256, most, 3, 2, best))
-                return table^
-            table.append(Team.cluster(256, 20, 2, 0, best))  # 0.85 (151936)
-        comptime if not Self.holds_in_grid:
-            # The whole GPU does not hold what is longer: 0.68 (262144)
-            table.append(Team.cluster(256, 16, 2, 2, best))
-        return table^
+        var most = most_vectors(width)
+        table.append(Team.cluster(256, most, 4, 0, best))
+        if width > 4:
+            table.append(Team.cluster(256, most, 3, 2, best))
+            return table^
+        return table + [
+            Team.cluster(256, 20, 2, 0, best),  # 0.85 (151936)
+            Team.cluster(256, 16, 2, 2, best),  # 0.68 (262144)
+        ]
 
     @staticmethod
     def backward(wide: Bool, log: Bool) -> List[Team]:
