@@ -255,10 +255,10 @@ def test_short_rows_are_those_of_float64_in_every_batch_and_at_every_address(wha
 @pytest.mark.parametrize("what", ["softmax_backward", "log_softmax_backward"])
 def test_gradients_of_short_rows_are_those_of_float64_in_every_batch_and_at_every_address(what, dtype):
     torch = pytest.importorskip("torch")
-    import maxsoftmax.torch as ours
+    # It has the operators.
+    pytest.importorskip("maxsoftmax.torch")
 
     backward = getattr(torch.ops.maxsoftmax, what)
-    assert ours.softmax is not None
     for n in range(1, 130):
         generator = torch.Generator("cuda").manual_seed(n)
         x, dy = torch.randn(2, 300, n, device="cuda", generator=generator).mul(3)
