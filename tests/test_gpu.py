@@ -493,6 +493,39 @@ def test_rows_of_units_with_a_mask_have_the_same_bits_at_every_address(edge, dty
         assert not maxsoftmax.softmax(x, mask=taken).isnan().any()
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("n", [257, 511, 512, 1000, 1023, 1024, 1025, 4097, 16_384, 100_001, 196_609, 300_002, 393_217])
+def test_rows_that_share_a_mask_are_those_of_float64_in_every_batch(n, dtypes):
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator("cuda").manual_seed(n)
+    dtype, mask_dtype = (getattr(torch, name) for name in dtypes)
+    # Several for each cluster that is at work at a time.
+    whole = (2, 3, max(5, 2_700_000 // n), n)
+    x = torch.randn(whole, device="cuda", generator=generator).mul(3).to(dtype)
+    factors = torch.randn(*whole[:3], 1, device="cuda", generator=generator)
+    # The product is rounded: an error of up to 2^-24 · |x · factor|.
+    near = {"rtol": 2e-5 if dtype == torch.float32 else 2**-7, "atol": 1e-30}
+    for shape in (
+        (n,),
+        *((*(whole[i] if i in kept else 1 for i in range(3)), n) for kept in [(2,), (0,), (1,), (0, 2)]),
+    ):
+        mask = torch.randn(shape, device="cuda", generator=generator).to(mask_dtype)
+        mask[torch.rand(shape, device="cuda", generator=generator) < 0.2] = -torch.inf
+        mask.view(-1, n)[-1] = -torch.inf
+        for options in ({"scale": 0.3}, {"scale": factors, "temperature": 0.7}):
+            y = maxsoftmax.softmax(x, mask=mask, **options)
+            z = (x.double() * options["scale"] + mask.double()) / options.get("temperature", 1)
+            expected = z.softmax(3)
+            expected[z.isneginf().all(3)] = 0
+            torch.testing.assert_close(y.double(), expected, **near)
+            for at_row in [(0, 0, 0), (1, 2, 3), (0, 1, whole[2] - 1), (1, 2, whole[2] - 1)]:
+                place = tuple(slice(i, i + 1) for i in at_row)
+                alone = {name: value[place] if value is factors else value for name, value in options.items()}
+                of_row = mask.broadcast_to(whole)[place]
+                row = maxsoftmax.softmax(at(x[place].view(1, n), at_row[2] % 8).view(1, 1, 1, n), mask=of_row, **alone)
+                assert row.equal(y[place]), (shape, at_row)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("n", [40_001, 128_256])
 def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):

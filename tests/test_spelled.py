@@ -18,7 +18,13 @@ from maxsoftmax._graph.values import constant
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
 BFLOAT_TENTH = ml_dtypes.bfloat16(0.1)
 SHAPES = [(3, 5, 5), (2, 7, 4), (2, 3, 1023), (1, 40, 2048), (1, 2, 40_001)]
-INPUTS = {"x": (BF16, "bqk"), "f": (F32, "bqk"), "keep": (DType.bool, "qk"), "padding": (DType.bool, "bk")}
+INPUTS = {
+    "x": (BF16, "bqk"),
+    "f": (F32, "bqk"),
+    "keep": (DType.bool, "qk"),
+    "padding": (DType.bool, "bk"),
+    "bias": (F32, "qk"),
+}
 
 
 def low(x, number=-np.inf):
@@ -37,47 +43,54 @@ def seen(x):
     return ops.broadcast_to(ops.unsqueeze(query, 1), x.shape) >= ops.broadcast_to(key, x.shape)
 
 
-def spelled_out(x, f, keep, padding):
+def spelled_out(x, f, keep, padding, bias):
     """Softmaxes as graphs have them, and as NumPy has them of the same arguments and of what is causal."""
     wide = ops.cast(x, F32)
-    yield ops.cast(ops.softmax(wide), BF16), lambda x, f, keep, padding, seen: (x, True)
-    yield ops.cast(ops.softmax(wide * 0.125), BF16), lambda x, f, keep, padding, seen: (x / 8, True)
-    yield ops.cast(ops.softmax(where(keep, wide * 0.5)), BF16), lambda x, f, keep, padding, seen: (x / 2, keep)
-    yield ops.cast(ops.softmax(ops.cast(where(keep, x), F32)), F16), lambda x, f, keep, padding, seen: (x, keep)
-    yield ops.softmax(where(keep, f)), lambda x, f, keep, padding, seen: (f, keep)
+    yield ops.cast(ops.softmax(wide), BF16), lambda x, f, keep, padding, bias, seen: (x, True)
+    yield ops.cast(ops.softmax(wide * 0.125), BF16), lambda x, f, keep, padding, bias, seen: (x / 8, True)
+    yield ops.cast(ops.softmax(where(keep, wide * 0.5)), BF16), lambda x, f, keep, padding, bias, seen: (x / 2, keep)
+    yield ops.cast(ops.softmax(ops.cast(where(keep, x), F32)), F16), lambda x, f, keep, padding, bias, seen: (x, keep)
+    yield ops.softmax(where(keep, f)), lambda x, f, keep, padding, bias, seen: (f, keep)
     tenth = ops.cast(ops.cast(ops.constant(0.1, F32, x.device), BF16), F32)
-    yield ops.softmax(where(keep, wide * tenth)), lambda x, f, keep, padding, seen: (x * float(BFLOAT_TENTH), keep)
-    yield ops.softmax(where(keep, wide) * 0.25), lambda x, f, keep, padding, seen: (x / 4, keep)
+    yield (
+        ops.softmax(where(keep, wide * tenth)),
+        lambda x, f, keep, padding, bias, seen: (x * float(BFLOAT_TENTH), keep),
+    )
+    yield ops.softmax(where(keep, wide) * 0.25), lambda x, f, keep, padding, bias, seen: (x / 4, keep)
     rows = ops.unsqueeze(padding, 1)
-    yield ops.softmax(where(rows, x * 0.5)), lambda x, f, keep, padding, seen: (x / 2, padding[:, None])
+    yield ops.softmax(where(rows, x * 0.5)), lambda x, f, keep, padding, bias, seen: (x / 2, padding[:, None])
     spread = ops.broadcast_to(rows, f.shape)
-    yield ops.softmax(where(spread, f)), lambda x, f, keep, padding, seen: (f, padding[:, None])
+    yield ops.softmax(where(spread, f)), lambda x, f, keep, padding, bias, seen: (f, padding[:, None])
     dropped = ops.logical_not(keep)
-    yield ops.softmax(ops.where(dropped, low(f), f / 2.0)) * 3.0, lambda x, f, keep, padding, seen: (f / 2, keep)
+    yield ops.softmax(ops.where(dropped, low(f), f / 2.0)) * 3.0, lambda x, f, keep, padding, bias, seen: (f / 2, keep)
     both = ops.logical_and(ops.broadcast_to(keep, x.shape), seen(x))
-    yield ops.softmax(where(both, wide)), lambda x, f, keep, padding, seen: (x, keep & seen)
+    yield ops.softmax(where(both, wide)), lambda x, f, keep, padding, bias, seen: (x, keep & seen)
     either = ops.logical_or(ops.logical_not(seen(x)), ops.broadcast_to(dropped, x.shape))
-    yield ops.softmax(ops.where(either, low(f), f * 2.0)), lambda x, f, keep, padding, seen: (f * 2, keep & seen)
-    yield ops.softmax(where(ops.logical_not(either), f)), lambda x, f, keep, padding, seen: (f, keep & seen)
+    yield ops.softmax(ops.where(either, low(f), f * 2.0)), lambda x, f, keep, padding, bias, seen: (f * 2, keep & seen)
+    yield ops.softmax(where(ops.logical_not(either), f)), lambda x, f, keep, padding, bias, seen: (f, keep & seen)
     nested = where(spread, ops.where(seen(x), wide, low(wide)) * 0.5)
-    yield ops.softmax(nested), lambda x, f, keep, padding, seen: (x / 2, padding[:, None] & seen)
-    yield ops.cast(ops.softmax(wide, axis=1), BF16), lambda x, f, keep, padding, seen: (x, "axis 1")
+    yield ops.softmax(nested), lambda x, f, keep, padding, bias, seen: (x / 2, padding[:, None] & seen)
+    yield ops.cast(ops.softmax(wide, axis=1), BF16), lambda x, f, keep, padding, bias, seen: (x, "axis 1")
     first = ops.softmax(where(keep, f))
-    yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, seen: (f, keep, 2)
-    yield ops.softmax(f * 0.3), lambda x, f, keep, padding, seen: (f * float(np.float32(0.3)), True)
-    yield ops.softmax(x / 2.0) * 3.0, lambda x, f, keep, padding, seen: (x / 2, True, 3)
-    yield ops.softmax(wide * 0.5, axis=1), lambda x, f, keep, padding, seen: (x / 2, "axis 1")
+    yield ops.cast(first, BF16) + ops.cast(first, BF16), lambda x, f, keep, padding, bias, seen: (f, keep, 2)
+    yield ops.softmax(f * 0.3), lambda x, f, keep, padding, bias, seen: (f * float(np.float32(0.3)), True)
+    yield ops.softmax(x / 2.0) * 3.0, lambda x, f, keep, padding, bias, seen: (x / 2, True, 3)
+    yield ops.softmax(wide * 0.5, axis=1), lambda x, f, keep, padding, bias, seen: (x / 2, "axis 1")
+    yield ops.softmax(f * 0.125 + bias), lambda x, f, keep, padding, bias, seen: (f / 8 + bias, True)
+    added = ops.broadcast_to(bias, x.shape) + wide
+    yield ops.cast(ops.softmax(added * 0.25), BF16), lambda x, f, keep, padding, bias, seen: ((x + bias) / 4, True)
+    yield ops.softmax((f / 2.0 + bias) * 1.5), lambda x, f, keep, padding, bias, seen: ((f / 2 + bias) * 1.5, True)
 
 
-COUNT = 19
+COUNT = 22
 """How many softmaxes `spelled_out` has."""
 
 
-ON_GPU = 12
-"""How many have masks of bools and no other, or a factor and nothing else, which are left alone on a CPU."""
+ON_GPU = 15
+"""How many have masks in memory and no other, or a factor and nothing else, which are left alone on a CPU."""
 
 
-def others(x, f, keep, padding):
+def others(x, f, keep, padding, bias):
     """What looks like them."""
     wide = ops.cast(x, F32)
     yield ops.softmax(ops.where(keep, f, low(f, -1e9)))
@@ -108,6 +121,14 @@ def others(x, f, keep, padding):
     yield ops.softmax(f * 0.0)
     yield ops.softmax(f * f)
     yield ops.cast(ops.logsoftmax(wide), BF16)
+    yield ops.softmax(f + f)
+    yield ops.softmax(f * 0.5 + f)
+    yield ops.softmax(f + ops.exp(bias))
+    yield ops.softmax(f + ops.unsqueeze(bias, 2)[:, :, 0])
+    yield ops.softmax(f + bias, axis=1)
+    yield ops.softmax(where(keep, f + bias))
+    yield ops.softmax(where(keep, f) + bias)
+    yield ops.softmax(ops.cast(x, F16) + ops.constant(-1.0, F16, x.device))
 
 
 def graph_of(build, device="cpu"):
@@ -135,17 +156,19 @@ def model(device):
 def test_they_are_as_before(model, device, shape):
     random = np.random.default_rng(1)
     x = (random.standard_normal(shape) * 3).astype(ml_dtypes.bfloat16)
+    bias = (random.standard_normal(shape[1:]) * 3).astype(np.float32)
     f = (random.standard_normal(shape) * 3).astype(np.float32)
     keep, padding = (random.random(dims) < 0.7 for dims in (shape[1:], (shape[0], shape[2])))
     # A row that is masked as a whole is NaN.
     keep[0] = False
+    bias[1] = -np.inf
     place, given = runtime.device(device), []
-    for array, (dtype, _) in zip((x, f, keep, padding), INPUTS.values(), strict=True):
+    for array, (dtype, _) in zip((x, f, keep, padding, bias), INPUTS.values(), strict=True):
         bits = array.view(np.uint16) if dtype == BF16 else array
         given.append(Buffer.from_numpy(bits).view(dtype, array.shape).to(place))
     found = [y.to(runtime.device("cpu")) for y in model[0].execute(*given)]
     last = np.arange(shape[2]) <= np.arange(shape[1])[:, None]
-    inputs = x.astype(np.float64), f.astype(np.float64), keep, padding, last
+    inputs = x.astype(np.float64), f.astype(np.float64), keep, padding, bias.astype(np.float64), last
     said = []
     graph_of(lambda *values: [said.append(expected) or y for y, expected in spelled_out(*values)])
     for i, (result, expected) in enumerate(zip(found, said, strict=True)):
@@ -190,6 +213,15 @@ def test_constants_that_take_long_to_print_are_not_looked_at():
         assert constant(many._mlir_value) is None
 
 
+@pytest.mark.parametrize(("dtype", "keys"), [(F16, 1024), (F32, 256)])
+def test_masks_that_are_added_are_left_to_max(dtype, keys):
+    types = [TensorType(dtype, shape, DeviceRef.GPU()) for shape in (("rows", keys), (keys,))]
+    with Graph("added", input_types=types) as graph:
+        x, bias = (value.tensor for value in graph.inputs)
+        graph.output(ops.softmax(x + bias))
+    assert take_over(graph) == 0
+
+
 @pytest.mark.parametrize(("factor", "op"), [(0.5, "softmax_formed"), (2.0, "softmax_fused")])
 def test_what_float16_has_no_number_for_stays_infinite(factor, op):
     with Graph("narrow", input_types=[TensorType(F16, ("rows", "n"), DeviceRef.CPU())]) as graph:
@@ -199,7 +231,7 @@ def test_what_float16_has_no_number_for_stays_infinite(factor, op):
 
 
 def test_what_follows_a_softmax_may_have_one():
-    def twice(x, f, keep, padding):
+    def twice(x, f, keep, padding, bias):
         inner = ops.cast(ops.softmax(ops.cast(x, F32)), BF16)
         return [ops.cast(ops.softmax(ops.cast(inner, F32)), BF16)]
 
@@ -209,7 +241,7 @@ def test_what_follows_a_softmax_may_have_one():
     # MAX writes one function for both.
     assert emitted.launches() == ["custom__softmax_fused"]
     x = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(ml_dtypes.bfloat16)
-    rest = np.zeros((2, 3, 5), np.float32), np.zeros((3, 5), bool), np.zeros((2, 5), bool)
+    rest = np.zeros((2, 3, 5), np.float32), np.zeros((3, 5), bool), np.zeros((2, 5), bool), np.zeros((3, 5), np.float32)
     (y,) = loaded.execute(Buffer.from_numpy(x.view(np.uint16)).view(BF16, x.shape), *rest)
     inner = scipy.special.softmax(x.astype(np.float64), axis=-1).astype(ml_dtypes.bfloat16)
     expected = scipy.special.softmax(inner.astype(np.float64), axis=-1)

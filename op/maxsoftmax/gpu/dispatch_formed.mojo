@@ -10,7 +10,9 @@ from ..ops.forms import Class, Forms
 from ..queue import Queue
 from .dispatch import grid_fits, teams_fit, units_fit
 from .dispatch_computed import computed
+from .resident_masked import masked_fits, MOST_MASKED
 from .streaming_computed import streaming_computed
+from .tuning import Tuned
 
 
 def formed[
@@ -75,16 +77,29 @@ def formed[
         comptime if known.may_be(Class.MASKED):
             if are == Class.MASKED:
                 var source = Formed[Class.MASKED](x, forms)
+                comptime if Tuned.stages_masks:
+                    if forms.are_biased():
+                        if masked_fits(
+                            y,
+                            Formed[Class.BIASED](x, forms.scaled()),
+                            forms.sharing(),
+                            rows,
+                            queue,
+                        ):
+                            return
+                        comptime if rows.length == 0 or rows.length > MOST_MASKED:
+                            if rows.n > MOST_MASKED and grid_fits[finish](
+                                y,
+                                passing,
+                                Formed[Class.LONG](x, forms),
+                                rows,
+                                queue,
+                            ):
+                                return
                 comptime if dtype == DType.float32:
-                    # By the vector, masks took 0.92 to 0.97 of the time, and the library 3 s more to build.
                     if teams_fit[finish](y, source, rows, queue):
                         return
                 else:
-                    if forms.are_biased(x):
-                        computed[finish](
-                            y, Formed[Class.BIASED](x, forms), rows, queue
-                        )
-                    else:
-                        computed[finish](y, source, rows, queue)
+                    computed[finish](y, source, rows, queue)
                     return
     streaming_computed[finish](y, Formed[Class.ANY](x, forms), rows, queue)

@@ -73,7 +73,7 @@ def resident_units_kernel[
     """Writes softmax of rows along the last axis, or its logarithm, a cluster a row.
 
     Parameters:
-        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor and a mask.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe with a factor and a mask of bools.
         T: Where results go.
         finish: What of each element is written.
         rounds: Vectors of a unit that each lane takes: a row's bits follow from it.
@@ -123,16 +123,6 @@ def resident_units_kernel[
     var signed_factor = line.with_sign(factor)
 
     @inline(.always)
-    def with_bias(
-        line: S.Line, elements: U.Values, bias: Vector
-    ) {imm} -> U.Values:
-        """Returns logits of elements beside which a mask of floats is."""
-        var z = multiplied[True](elements, line.with_sign(line.factor()))
-        return rebind[U.Values](
-            bias.fma(Vector(line.bias_factor()), rebind[Vector](z))
-        )
-
-    @inline(.always)
     def ready(elements: U.Values, by: Float32) {imm} -> U.Values:
         """Returns elements times a number, or of 16 bits times its sign."""
         comptime if in_place:
@@ -161,19 +151,6 @@ def resident_units_kernel[
             u.beside[edged](
                 line.onwards(distance), raw, after, UInt8(1), hiding
             )
-    comptime if S.Line.biased:
-        if line.adds():
-
-            @inline(.always)
-            def adding(elements: U.Values, bias: Vector) {imm} -> U.Values:
-                return with_bias(line, elements, bias)
-
-            u.beside[edged](
-                line.onwards(distance), raw, after, Float32(0), adding
-            )
-            if not u.shared:
-                after = U.Values(neg_inf[dtype]())
-            signed_factor = 1
     after = ready(after, signed_factor)
     comptime if scaled:
         u.make(raw, ready_granule)
@@ -254,17 +231,11 @@ def resident_units_kernel[
         # Read again, not to keep it: the compiler does not know which row it is.
         var line = x.line(row + Int(zero), Int(n))
         var elements = u.load(j)
-        var by = line.with_sign(line.factor())
         comptime if S.Line.hidden:
             if line.hides():
                 var takes = u.mask(line.onwards(distance), j, UInt8(1))
                 elements = hidden(elements, takes, u.filler)
-        comptime if S.Line.biased:
-            if line.adds():
-                var bias = u.mask(line.onwards(distance), j, Float32(0))
-                elements = with_bias(line, elements, bias)
-                by = 1
-        var logits = ready(elements, by)
+        var logits = ready(elements, line.with_sign(line.factor()))
         var e = exponentials(logits)
         comptime if in_unit and not keeps:
             e = Packed[width].shortened(e)

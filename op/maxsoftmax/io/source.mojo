@@ -76,8 +76,6 @@ trait SourceLine(TrivialRegisterPassable):
     """Whether it may be minus that."""
     comptime hidden: Bool = False
     """Whether a mask in memory, a byte for each, may say which elements take part; what is loaded is not masked yet."""
-    comptime biased: Bool = False
-    """Whether one of floats may be added to logits in place."""
 
     def onwards(self, start: Int) -> Self:
         """Returns what of the row begins at its element `start`."""
@@ -145,14 +143,14 @@ trait SourceLine(TrivialRegisterPassable):
         return Self.hidden
 
     @inline(.always)
-    def adds(self) -> Bool:
-        """Returns whether there is a mask of floats, where elements may be `biased`.
+    def adds_narrow(self) -> Bool:
+        """Returns whether a mask of floats has the dtype of the elements, not of the accumulator.
         """
         return False
 
     @inline(.always)
     def bias_factor(self) -> Float32:
-        """Returns what this mask is multiplied by before it is added to logits.
+        """Returns what a mask of floats is multiplied by before it is added to logits.
         """
         return 1
 
@@ -161,6 +159,11 @@ trait SourceLine(TrivialRegisterPassable):
         """Returns whether `width` elements of the mask are aligned, where the elements beside them are.
         """
         return False
+
+    @inline(.always)
+    def mask_address[of: DType](self, i: Int) -> Source[of]:
+        """Returns where the mask of element `i` is."""
+        return Source[of](unsafe_from_address=size_of[of]())
 
     @inline(.always)
     def mask_of[

@@ -74,7 +74,7 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 end = self.forms.length(at)
                 mask = _Along.in_order(self.forms.mask, at)
             else:
-                comptime if Self.Line.hidden:
+                comptime if Self.Line.hidden or Self.forms_are == Class.BIASED:
                     if self.forms.mask.kind != Kind.NOTHING:
                         mask = _Along.in_order(
                             self.forms.mask, self._at(row, 0)
@@ -139,6 +139,12 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
             _Across(self.forms.mask, first, at.step, 0),
             _Across(self.forms.temperature, first, at.step, 1),
         }
+
+    @inline(.always)
+    def is_aligned[width: Int](self) -> Bool:
+        """Returns whether masks of floats are aligned where vectors of x are.
+        """
+        return self.forms.have_aligned_mask(self.x)
 
     @inline(.always)
     def is_masked(self) -> Bool:
@@ -293,13 +299,14 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime in_memory = True
+    comptime in_memory = Self.forms_are != Class.LONG
     comptime scaled = Self.forms_are.is_scaled()
     comptime signed = Self.forms_are.is_signed()
     comptime hidden = Self.forms_are.may_hide()
-    comptime biased = Self.forms_are == Class.MASKED_FACTORS and Self.dtype == DType.float32
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
-    comptime transformed = not Self.scaled and Self.dtype == Self.accum
+    comptime transformed = (
+        Self.in_memory and not Self.scaled and Self.dtype == Self.accum
+    )
     comptime kept = Self.dtype if Self.scaled else Self.accum
     comptime held = Self.kept
     comptime elements = Self.dtype
@@ -332,9 +339,16 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         return self.first.unsafe_offset(i)
 
     @inline(.always)
+    def place(self) -> Int:
+        """Returns the address of the first element, counted in elements."""
+        return Int(self.first) // size_of[Self.dtype]()
+
+    @inline(.always)
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on, which are aligned, or what is made of them.
         """
+        comptime if Self.forms_are == Class.LONG:
+            return rebind[SIMD[Self.held, width]](self._added[width, True](i))
         var elements = self.first.unsafe_load[
             width=width, alignment=width * size_of[Self.dtype]()
         ](i)
@@ -342,6 +356,33 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
             return rebind[SIMD[Self.held, width]](elements)
         else:
             return rebind[SIMD[Self.held, width]](self._made(i, elements))
+
+    @inline(.always)
+    def load_from_any[width: Int](self, i: Int) -> SIMD[Self.held, width]:
+        """Returns the same, beside any mask."""
+        comptime if Self.forms_are == Class.LONG:
+            return rebind[SIMD[Self.held, width]](self._added[width, False](i))
+        else:
+            return self.load[width](i)
+
+    @inline(.always)
+    def _added[
+        width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[Self.accum, width]:
+        """Returns the logits from `i` on, of a mask of floats that may be aligned as the elements are.
+        """
+        var z = self.first.unsafe_load[
+            width=width, alignment=width * size_of[Self.dtype]()
+        ](i).cast[Self.accum]()
+        var mask: SIMD[Self.accum, width]
+        comptime if Self.dtype == Self.accum:
+            mask = self.mask_of[Self.accum, width, aligned](i)
+        else:
+            mask = self.mask.values[width, True](i)
+        return mask.fma(
+            SIMD[Self.accum, width](self.temperature.number),
+            z * self.scale.number,
+        )
 
     @inline(.always)
     def logits[
@@ -374,33 +415,21 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         comptime nothing = SIMD[Self.accum, width](neg_inf[Self.accum]())
         var z = elements.cast[Self.accum]()
         z *= self.scale.values[lanes, unit](i)
-        comptime if Self.forms_are == Class.BIASED:
-            var bias = self.mask.address.unsafe_bitcast[
-                Scalar[Self.dtype]
-            ]().unsafe_load[
-                width=lanes, alignment=lanes * size_of[Self.dtype]()
-            ](
-                i
+        if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
+            var mask = self.mask.values[lanes, unit](i)
+            comptime if unit:
+                z = mask.fma(type_of(z)(self.temperature.number), z)
+            else:
+                z += mask
+        comptime if not unit:
+            if self.temperature.kind != Kind.NOTHING:
+                z /= self.temperature.values[lanes, unit](i)
+        if self.mask.kind == Kind.BOOL:
+            z = (
+                self.mask.elements[DType.uint8, lanes, unit](i)
+                .ne(0)
+                .select(z, nothing)
             )
-            z = bias.cast[Self.accum]().fma(
-                type_of(z)(self.temperature.number), z
-            )
-        else:
-            if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
-                var mask = self.mask.values[lanes, unit](i)
-                comptime if unit:
-                    z = mask.fma(type_of(z)(self.temperature.number), z)
-                else:
-                    z += mask
-            comptime if not unit:
-                if self.temperature.kind != Kind.NOTHING:
-                    z /= self.temperature.values[lanes, unit](i)
-            if self.mask.kind == Kind.BOOL:
-                z = (
-                    self.mask.elements[DType.uint8, lanes, unit](i)
-                    .ne(0)
-                    .select(z, nothing)
-                )
         return self.limited(i, z)
 
     @inline(.always)
@@ -409,9 +438,10 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         return self.mask.kind == Kind.BOOL
 
     @inline(.always)
-    def adds(self) -> Bool:
-        """Returns whether there is a mask of floats."""
-        return self.mask.kind == Kind.WIDE
+    def adds_narrow(self) -> Bool:
+        """Returns whether there is a mask of floats of the dtype of x, shorter than the accumulator.
+        """
+        return self.mask.kind == Kind.NARROW
 
     @inline(.always)
     def bias_factor(self) -> Float32:
@@ -424,14 +454,19 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         return Int(self.mask.address) % (width * size_of[of]()) == 0
 
     @inline(.always)
+    def mask_address[of: DType](self, i: Int) -> Source[of]:
+        """Returns where the mask of element `i` is."""
+        return self.mask.address.unsafe_bitcast[Scalar[of]]().unsafe_offset(i)
+
+    @inline(.always)
     def mask_of[
         of: DType, width: Int, aligned: Bool
     ](self, i: Int) -> SIMD[of, width]:
         """Returns the mask of elements from `i` on."""
         comptime if aligned:
-            return self.mask.address.unsafe_bitcast[Scalar[of]]().unsafe_load[
+            return self.mask_address[of](i).unsafe_load[
                 width=width, alignment=width * size_of[of]()
-            ](i)
+            ]()
         else:
             return self.mask.elements[of, width, True](i)
 

@@ -203,12 +203,14 @@ struct Class(Equatable, TrivialRegisterPassable):
     comptime FACTORS = Self(7)
     """Any scales and temperatures that are the same along each row, and nothing else: more than `SCALED`, less than `ROWS`."""
     comptime MASKED_FACTORS = Self(8)
-    """The same, and maybe a mask whose elements lie one after the other, of bools or, beside float32, of floats."""
+    """The same, and maybe a mask of bools whose elements lie one after the other."""
     comptime MASKED = Self(1)
     """Scales and temperatures that are the same along each row, and a mask whose elements lie one after the other, or that is the same along
     each row."""
     comptime BIASED = Self(5)
-    """The same, of logits of 16 bits and a mask of their dtype that can be had by the vector wherever they can; see `are_biased`."""
+    """Any scales and temperatures that are the same along each row, and a mask of floats whose elements lie one after the other; nothing else."""
+    comptime LONG = Self(9)
+    """`BIASED` ones of rows that are the whole GPU's: logits are made as they are loaded."""
     comptime ANY = Self(2)
     """Anything."""
 
@@ -226,12 +228,18 @@ struct Class(Equatable, TrivialRegisterPassable):
             Self.ROWS,
             Self.FACTORS,
             Self.MASKED_FACTORS,
+            Self.BIASED,
         )
 
     def is_signed(self) -> Bool:
         """Returns whether this number may be negative or 0, and another one for each row.
         """
-        return self in (Self.ROWS, Self.FACTORS, Self.MASKED_FACTORS)
+        return self in (
+            Self.ROWS,
+            Self.FACTORS,
+            Self.MASKED_FACTORS,
+            Self.BIASED,
+        )
 
     def may_hide(self) -> Bool:
         """Returns whether there may be a mask of bools beside this number."""
@@ -239,12 +247,28 @@ struct Class(Equatable, TrivialRegisterPassable):
 
     def is_alone(self) -> Bool:
         """Returns whether it is neither causal nor has a sink."""
-        return self in (Self.SCALED, Self.FACTORS, Self.MASKED_FACTORS)
+        return self in (
+            Self.SCALED,
+            Self.FACTORS,
+            Self.MASKED_FACTORS,
+            Self.BIASED,
+            Self.LONG,
+        )
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`.
         """
         return self == Self.ANY or self == other
+
+
+@fieldwise_init
+struct Sharing(TrivialRegisterPassable):
+    """Rows that have the same mask."""
+
+    var count: Int
+    """How many there are of each mask."""
+    var distance: Int
+    """How many rows there are from one to the next."""
 
 
 @fieldwise_init
@@ -383,33 +407,52 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         return (
             self.are() != Class.ANY
             and self.are_alone()
-            and (
-                self.mask.kind == Kind.NOTHING
-                or self._hide()
-                or (
-                    Self.dtype == DType.float32 and self.mask.strides[AXIS] == 1
-                )
-            )
+            and (self.mask.kind == Kind.NOTHING or self._hide())
         )
 
-    def are_biased(self, x: Source[Self.dtype]) -> Bool:
-        """Returns whether forms that are `MASKED` are `BIASED`.
+    def are_biased(self) -> Bool:
+        """Returns whether they are `BIASED`."""
+        return (
+            self.are() == Class.MASKED
+            and self.are_alone()
+            and self.mask.strides[AXIS] == 1
+            and self.mask.kind != Kind.BOOL
+        )
+
+    @inline(.always)
+    def have_aligned_mask(self, x: Source[Self.dtype]) -> Bool:
+        """Returns whether 16 bytes of the mask of `BIASED` ones are aligned beside as many elements of x that are.
 
         - `x`: Where the logits are.
         """
-        comptime size = size_of[Self.dtype]()
-        comptime width = VECTOR_BYTES // size
-        var places = Int(x) | Int(self.mask.address)
+        var bytes = self.mask.kind.bytes[Self.dtype]()
+        var width = VECTOR_BYTES // size_of[accumulator[Self.dtype]()]()
         var distances = self.shape[AXIS]
         comptime for i in range(AXIS):
             distances |= self.mask.strides[i]
         return (
-            self.mask.strides[AXIS] == 1
-            and self.mask.kind != Kind.BOOL
-            and self.mask.kind.bytes[Self.dtype]() == size
-            and places % VECTOR_BYTES == 0
+            Int(x) % (width * size_of[Self.dtype]()) == 0
+            and Int(self.mask.address) % (width * bytes) == 0
             and distances % width == 0
         )
+
+    def sharing(self) -> Sharing:
+        """Returns which rows along the axis have the same mask, of neighbouring dimensions in which it is broadcast those with the most rows.
+        """
+        var result = Sharing(1, 1)
+        var count = 1
+        var distance = 1
+        var before = 1
+        comptime for i in reversed(range(AXIS)):
+            if self.mask.strides[i] == 0 or self.shape[i] == 1:
+                count *= self.shape[i]
+                if count > result.count:
+                    result = {count, distance}
+            else:
+                count = 1
+                distance = before * self.shape[i]
+            before *= self.shape[i]
+        return result
 
     @inline(.always)
     def made[

@@ -7,6 +7,7 @@ lose nothing before the last. Products of 16 bits are not rounded any more befor
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ from maxsoftmax._graph.causal import causal
 from maxsoftmax._graph.values import constant, lies, tensor
 from maxsoftmax.ops._formed import counts, spelled_softmax
 
+FEW = 256
+"""Keys up to which what MAX fuses is faster than a mask of floats by name."""
+
 NARROW = (DType.bfloat16, DType.float16)
 """Dtypes whose numbers are numbers of float32, too."""
 
@@ -37,16 +41,20 @@ class Cut(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What leaves out elements."""
+    """What leaves out elements, or is added to them."""
 
     cut: Cut | None = None
     keep: TensorValue | None = None
     """A tensor of bools in memory, True where an element takes part."""
+    added: TensorValue | None = None
+    """A tensor of floats in memory, instead of both."""
+    factor: float = 1.0
+    """What it is multiplied by."""
 
     @property
     def any(self) -> bool:
         """Whether there is anything that does."""
-        return self.cut is not None or self.keep is not None
+        return self.cut is not None or self.keep is not None or self.added is not None
 
 
 class Spelled(NamedTuple):
@@ -130,14 +138,18 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
         inner, factor = _unscaled(value)
         if inner is value and _is_widened(value):
             inner = value.owner.operands[0].value
-        if inner is value and isinstance(value.owner, rmo.SelectOp):
+        if inner is value and isinstance(value.owner, rmo.SelectOp) and masks.added is None:
             inner, masks = _unmasked(value, result, axis, masks)
+        if inner is value and isinstance(value.owner, rmo.AddOp) and not masks.any:
+            inner, masks = _without_mask(value, result, axis, scale)
         if inner is value or not 1e-30 < scale * factor < 1e30:
             break
         value, scale = inner, scale * factor
     x, dtype = tensor(value), _used_dtype(result.dtype, users)
     narrowed = x.dtype == dtype != result.dtype
-    if masks.keep is not None and not masks.cut and not takes_alone(result.device):
+    if masks.any and not masks.cut and not takes_alone(result.device):
+        return None
+    if masks.added is not None and masks.added.dtype not in (DType.float32, x.dtype):
         return None
     # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
     fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
@@ -192,6 +204,22 @@ def _unmasked(value: MlirValue, result: TensorValue, axis: int, masks: Masks) ->
     return value, masks
 
 
+def _without_mask(value: MlirValue, result: TensorValue, axis: int, factor: float) -> tuple[MlirValue, Masks]:
+    """Returns what a mask of floats in memory is added to, and that mask; the sum and none if it is none."""
+    few = isinstance(result.shape[-1], StaticDim) and int(result.shape[-1]) <= FEW
+    # What is too large for float16 is infinite: sums of it have to stay so.
+    if not few and tensor(value).dtype != DType.float16:
+        for logits, other in itertools.permutations(operand.value for operand in value.owner.operands):
+            mask = other
+            while isinstance(mask.owner, rmo.BroadcastToOp) or _is_widened(mask):
+                mask = mask.owner.operands[0].value
+            # Of two tensors of that shape neither is a mask.
+            whole, part = (list(tensor(operand).shape) == list(result.shape) for operand in (logits, mask))
+            if whole and not part and _is_mask(mask, result, axis):
+                return logits, Masks(added=tensor(mask), factor=factor)
+    return value, Masks()
+
+
 def _masks(condition: MlirValue, inverted: bool, result: TensorValue, axis: int, masks: Masks) -> Masks | None:
     """Returns masks with what a condition, or its opposite, leaves out, if the kernels know all of it."""
     for part, opposite in _parts(condition, inverted):
@@ -237,6 +265,11 @@ def _cut(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -
 
 def _keep(condition: MlirValue, inverted: bool, result: TensorValue, axis: int) -> TensorValue | None:
     """Returns a condition if it is a mask as the kernels are fast with: in memory, a bool for each element of a row."""
-    mask = tensor(condition)
+    return tensor(condition) if not inverted and _is_mask(condition, result, axis) else None
+
+
+def _is_mask(value: MlirValue, result: TensorValue, axis: int) -> bool:
+    """Returns whether a tensor is in memory and has an element for each of a row along the last axis."""
+    mask = tensor(value)
     fits = mask.rank > 0 and mask.shape[-1] == result.shape[-1] and broadcasts(mask.shape, result.shape)
-    return mask if fits and axis == result.rank - 1 and not inverted and lies(condition) else None
+    return fits and axis == result.rank - 1 and lies(value)

@@ -74,6 +74,8 @@ def spelled_softmax(
     *,
     cut: tuple[bool, int] | None = None,
     keep: TensorValue | None = None,
+    added: TensorValue | None = None,
+    factor: float = 1.0,
 ) -> TensorValue:
     """Adds softmax of `x * scale` as a graph spells it out: a row that is masked as a whole is NaN.
 
@@ -85,14 +87,18 @@ def spelled_softmax(
         cut: Whether queries and keys are counted from the first of each, not from the last, and how many keys after
             its own a query sees; it sees all if None.
         keep: Bools in memory that broadcast to `x`, False where an element takes no part.
+        added: Floats in memory that broadcast to `x`, and are added to `x * scale`, instead of bools.
+        factor: A positive number that they are multiplied by.
     """
     out = None if dtype == x.dtype else Out(dtype.name, 1.0)
-    if scale == 1.0 and cut is None and keep is None:
+    mask = keep if added is None else added
+    if scale == 1.0 and cut is None and mask is None:
         return along_op("softmax_fused", x, axis, out)
     type, written = result_type(x, out)
     from_start, beyond = cut or (False, 0)
     options = {"axis": axis, "causal": cut is not None, "masked": False, "from_start": from_start, "beyond": beyond}
-    return _of_memory(x, {} if keep is None else {"mask": keep}, {"scale": scale}, type, {**options, **written})
+    numbers = {"scale": scale / factor, "temperature": 1 / factor}
+    return _of_memory(x, {} if mask is None else {"mask": mask}, numbers, type, {**options, **written})
 
 
 def _of_memory(

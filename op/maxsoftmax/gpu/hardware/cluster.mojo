@@ -7,7 +7,7 @@ a row, where a barrier takes two. The arrivals are counted by an mbarrier, in by
 from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
-from max.gpu import WARP_SIZE, block_idx, thread_idx
+from max.gpu import WARP_SIZE, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ...math.exponential import ROOM, Scale, quotient
@@ -115,14 +115,19 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         return {m, self.sum_over(larger) + larger.exp(logits)}
 
 
-struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
+struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
+    TrivialRegisterPassable
+):
     """This block's place in its cluster, and the mailbox that the others write to.
 
-    Every thread of every block makes one and calls `merge`, or `open`, `send` and `close`, once.
+    Every thread of every block makes one and calls `merge`, or `open`, `send` and `close`, once. With two mailboxes every thread calls `wait` once, and for each turn,
+    counted from 0, `expect`, `send` and `close`: who sends to a mailbox again has heard in the other one from all that have read it. A cluster may be a single block then,
+    each of whose warps sends a pair.
 
     Parameters:
         real: Whether there is one; otherwise nothing is asked of the GPU.
         pairs: How many each block sends to each.
+        boxes: How many mailboxes there are.
     """
 
     var index: Int
@@ -134,7 +139,10 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
     var mailbox: Shared[Float32]
     """Room for the pairs of each block."""
     var arrivals: Shared[UInt64]
-    """An mbarrier, which counts their bytes."""
+    """An mbarrier for each mailbox, which counts their bytes."""
+
+    comptime room = 2 * PORTABLE_BLOCKS * Self.pairs
+    """Numbers that a mailbox has room for."""
 
     @inline(.always)
     def __init__(out self):
@@ -147,21 +155,25 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
             self.rank = 0
             self.blocks = 1
         self.mailbox = unsafe_stack_allocation[
-            2 * PORTABLE_BLOCKS * Self.pairs if Self.real else 1,
+            Self.boxes * Self.room if Self.real else 1,
             Float32,
             alignment=16,
             address_space=AddressSpace.SHARED,
         ]()
         self.arrivals = unsafe_stack_allocation[
-            1, UInt64, alignment=8, address_space=AddressSpace.SHARED
+            Self.boxes, UInt64, alignment=8, address_space=AddressSpace.SHARED
         ]()
         comptime if Self.real:
             if thread_idx.x == 0:
-                inlined_assembly[
-                    "mbarrier.init.shared::cta.b64 [$0], 1;",
-                    NoneType,
-                    constraints="r,~{memory}",
-                ](UInt32(Int(self.arrivals)))
+                var count = UInt32(1)
+                if self._is_single():
+                    count = UInt32(block_dim.x) // UInt32(WARP_SIZE)
+                comptime for box in range(Self.boxes):
+                    inlined_assembly[
+                        "mbarrier.init.shared::cta.b64 [$0], $1;",
+                        NoneType,
+                        constraints="r,r,~{memory}",
+                    ](self._arrivals(box), count)
                 inlined_assembly[
                     "fence.mbarrier_init.release.cluster;",
                     NoneType,
@@ -181,20 +193,54 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
         Args:
             expected: How many pairs will be sent to this block.
         """
+        self.wait()
+        self.expect(expected)
+
+    @inline(.always)
+    def wait(self):
+        """Waits until the others can be sent to."""
         inlined_assembly[
             "barrier.cluster.wait.acquire.aligned;",
             NoneType,
             constraints="~{memory}",
         ]()
-        if thread_idx.x == 0:
+
+    @inline(.always)
+    def expect(self, expected: Int, turn: Int = 0):
+        """Says what is expected of the others.
+
+        Args:
+            expected: How many pairs will be sent to this block.
+            turn: In which turn.
+        """
+        if thread_idx.x == 0 and not self._is_single():
             inlined_assembly[
                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
                 NoneType,
                 constraints="r,r,~{memory}",
-            ](UInt32(Int(self.arrivals)), UInt32(8 * expected))
+            ](self._arrivals(turn), UInt32(8 * expected))
 
     @inline(.always)
-    def send(self, block: Int, at: Int, a: Float32, b: Float32):
+    def _is_single(self) -> Bool:
+        """Returns whether a block has nobody to send to but itself, which is not for instructions of clusters.
+        """
+        comptime if Self.boxes > 1:
+            return self.blocks == 1
+        else:
+            return False
+
+    @inline(.always)
+    def _arrivals(self, turn: Int) -> UInt32:
+        """Returns where what arrives in a turn is counted."""
+        return UInt32(Int(self.arrivals)) + UInt32(8 * (turn % Self.boxes))
+
+    @inline(.always)
+    def _box(self, turn: Int) -> Shared[Float32]:
+        """Returns the mailbox of a turn."""
+        return self.mailbox.unsafe_offset(turn % Self.boxes * Self.room)
+
+    @inline(.always)
+    def send(self, block: Int, at: Int, a: Float32, b: Float32, turn: Int = 0):
         """Writes two numbers into the mailbox of a block, 8 bytes aligned.
 
         Args:
@@ -202,7 +248,23 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
             at: Index of the first in the mailbox.
             a: The first.
             b: The second.
+            turn: In which turn.
         """
+        if self._is_single():
+            inlined_assembly[
+                (
+                    "st.shared.v2.f32 [$0], {$2, $3};"
+                    " mbarrier.arrive.shared::cta.b64 _, [$1];"
+                ),
+                NoneType,
+                constraints="r,r,f,f,~{memory}",
+            ](
+                UInt32(Int(self._box(turn))) + UInt32(4 * at),
+                self._arrivals(turn),
+                a,
+                b,
+            )
+            return
         inlined_assembly[
             (
                 "{ .reg .b32 slot, bar; mapa.shared::cluster.u32 slot, $0, $2;"
@@ -213,16 +275,16 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
             NoneType,
             constraints="r,r,r,f,f,~{memory}",
         ](
-            UInt32(Int(self.mailbox)) + UInt32(4 * at),
-            UInt32(Int(self.arrivals)),
+            UInt32(Int(self._box(turn))) + UInt32(4 * at),
+            self._arrivals(turn),
             UInt32(block),
             a,
             b,
         )
 
     @inline(.always)
-    def close(self):
-        """Waits until all of the mailbox has been written."""
+    def close(self, turn: Int = 0):
+        """Waits until all of the mailbox of a turn has been written."""
         inlined_assembly[
             (
                 "{ .reg .pred done; again:"
@@ -231,10 +293,12 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
             ),
             NoneType,
             constraints="r,r,~{memory}",
-        ](UInt32(Int(self.arrivals)), UInt32(0))
+        ](self._arrivals(turn), UInt32(turn // Self.boxes % 2))
 
     @inline(.always)
-    def merged[exact: Bool](self, count: Int, lane: Int) -> Pair[]:
+    def merged[
+        exact: Bool
+    ](self, count: Int, lane: Int, turn: Int = 0) -> Pair[]:
         """Returns what all pairs of the mailbox come to, merged in their order: the same bits for every warp.
 
         Parameters:
@@ -242,16 +306,17 @@ struct Cluster[real: Bool, pairs: Int = 1](TrivialRegisterPassable):
 
         - `count`: How many there are.
         """
+        var box = self._box(turn)
         var m = neg_inf[DType.float32]()
         for i in range(lane, count, WARP_SIZE):
-            m = maximum(m, self.mailbox[unsafe_offset=2 * i])
+            m = maximum(m, box[unsafe_offset=2 * i])
         m = largest_of_lanes[WARP_SIZE](m)
         var of_row = Scale[exact](m)
         var d = Float32(0)
         for i in range(lane, count, WARP_SIZE):
             d += Pair(
-                self.mailbox[unsafe_offset=2 * i],
-                self.mailbox[unsafe_offset=2 * i + 1],
+                box[unsafe_offset=2 * i],
+                box[unsafe_offset=2 * i + 1],
             ).sum_over(of_row)
         return Pair(m, lanes_reduce[total](d))
 

@@ -15,20 +15,34 @@ from .tree_reduction import Shared
 
 @inline(.always)
 def fetch_vector[
-    dtype: DType, //
+    dtype: DType, //, bytes: Int = VECTOR_BYTES
 ](to: Shared[Scalar[dtype]], source: Source[dtype]):
-    """Has 16 bytes brought to a place in shared memory, not waiting for them.
+    """Has some bytes brought to a place in shared memory, not waiting for them.
+
+    Parameters:
+        dtype: What they are.
+        bytes: How many: 16, 8 or 4, aligned.
+
+    Args:
+        to: Where they go.
+        source: Where they are.
     """
     comptime if is_nvidia_gpu():
+        # Of fewer bytes none goes past the L1.
+        comptime past_l1 = "cg" if bytes == VECTOR_BYTES else "ca"
         inlined_assembly[
-            "cp.async.cg.shared.global [$0], [$1], 16;",
+            "cp.async."
+            + past_l1
+            + ".shared.global [$0], [$1], "
+            + String(bytes)
+            + ";",
             NoneType,
             constraints="r,l,~{memory}",
         ](UInt32(Int(to)), UInt64(Int(source)))
     else:
-        comptime width = VECTOR_BYTES // size_of[dtype]()
-        to.unsafe_store[alignment=VECTOR_BYTES](
-            source.unsafe_load[width=width, alignment=VECTOR_BYTES]()
+        comptime width = bytes // size_of[dtype]()
+        to.unsafe_store[alignment=bytes](
+            source.unsafe_load[width=width, alignment=bytes]()
         )
 
 

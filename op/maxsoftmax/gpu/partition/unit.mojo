@@ -86,7 +86,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         self.filler = neg_inf[Self.dtype]()
         self.first = unit * Self.rounds * WARP_SIZE + lane
         self.left = g.count - Int32(self.first)
-        self.whole = (unit + 1) * Self.rounds * WARP_SIZE < Int(g.count)
+        self.whole = (unit + 1) * Self.rounds * WARP_SIZE <= Int(g.count)
         self.shared = g.shift != 0 and lane == 0 and self.left >= 0
 
     @inline(.always)
@@ -267,7 +267,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         """Returns the lane's granule j, of which only a part may be of the row, computed one by one: arguments are as of `compute`.
         """
         var values = Self.Values(self.filler)
-        var begin, end = self._of_row(j)
+        var begin, end = self.of_row(j)
         comptime for v in range(Self.width):
             var i = self.place(j) + v
             if begin <= Int32(v) < end and i < line.length(Int.MAX):
@@ -275,7 +275,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         return values
 
     @inline(.always)
-    def _of_row(self, j: Int) -> Tuple[Int32, Int32]:
+    def of_row(self, j: Int) -> Tuple[Int32, Int32]:
         """Returns the first element of the lane's granule j that is the row's, and the one after the last.
         """
         var index = Int32(self.first + j * WARP_SIZE)
@@ -382,7 +382,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
     ](self, line: Line, j: Int, none: Scalar[of]) -> SIMD[of, Self.width]:
         """Returns the mask of the lane's granule j, of which only a part may be of the row: arguments are as of `beside`.
         """
-        var begin, end = self._of_row(j)
+        var begin, end = self.of_row(j)
         var values = SIMD[of, Self.width](none)
         comptime for v in range(Self.width):
             if begin <= Int32(v) < end:

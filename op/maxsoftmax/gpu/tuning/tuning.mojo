@@ -110,6 +110,9 @@ trait Tuning:
     comptime shares_short: Bool = True
     """Whether short rows in memory that are no whole vectors have a kernel of their own."""
 
+    comptime stages_masks: Bool = False
+    """Whether masks of floats are brought to shared memory, by clusters of blocks."""
+
     comptime holds_in_grid: Bool = False
     """Whether the whole GPU holds long rows, and columns in memory."""
 
