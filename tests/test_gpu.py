@@ -507,7 +507,7 @@ def test_rows_that_share_a_mask_are_those_of_float64_in_every_batch(n, dtypes):
     near = {"rtol": 2e-5 if dtype == torch.float32 else 2**-7, "atol": 1e-30}
     for shape in (
         (n,),
-        *((*(whole[i] if i in kept else 1 for i in range(3)), n) for kept in [(2,), (0,), (1,), (0, 2)]),
+        *((*(whole[i] if i in kept else 1 for i in range(3)), n) for kept in [(2,), (0,), (1,), (0, 2), (0, 1, 2)]),
     ):
         mask = torch.randn(shape, device="cuda", generator=generator).to(mask_dtype)
         mask[torch.rand(shape, device="cuda", generator=generator) < 0.2] = -torch.inf
@@ -524,6 +524,20 @@ def test_rows_that_share_a_mask_are_those_of_float64_in_every_batch(n, dtypes):
                 of_row = mask.broadcast_to(whole)[place]
                 row = maxsoftmax.softmax(at(x[place].view(1, n), at_row[2] % 8).view(1, 1, 1, n), mask=of_row, **alone)
                 assert row.equal(y[place]), (shape, at_row)
+
+
+@pytest.mark.parametrize("n", [1024, 2048, 50_257])
+@pytest.mark.parametrize("low", [-2e5, -1e6, -1e7, 1e8])
+def test_rows_beside_a_mask_of_large_numbers_are_those_of_float64(n, low):
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator("cuda").manual_seed(n)
+    x = torch.randn(3, n, device="cuda", generator=generator).mul(30).bfloat16()
+    mask = torch.full((n,), low, device="cuda")
+    mask[: n // 2] += 8
+    y = maxsoftmax.softmax(x, mask=mask)
+    # Sums are numbers of float32.
+    expected = (x.float() + mask).double().softmax(1)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -126,6 +126,7 @@ def others(x, f, keep, padding, bias):
     yield ops.softmax(f + ops.exp(bias))
     yield ops.softmax(f + ops.unsqueeze(bias, 2)[:, :, 0])
     yield ops.softmax(f + bias, axis=1)
+    yield ops.softmax(f + ops.cast(ops.cast(bias, BF16), F32))
     yield ops.softmax(where(keep, f + bias))
     yield ops.softmax(where(keep, f) + bias)
     yield ops.softmax(ops.cast(x, F16) + ops.constant(-1.0, F16, x.device))
@@ -211,6 +212,17 @@ def test_constants_that_take_long_to_print_are_not_looked_at():
         few, many = (ops.constant(np.full(n, 0.5, np.float32), F32, DeviceRef.CPU()) for n in (1 << 16, 1 << 17))
         assert constant(few._mlir_value) == 0.5
         assert constant(many._mlir_value) is None
+
+
+@pytest.mark.parametrize(("device", "computed"), [("cpu", False), ("gpu", True)])
+def test_casts_are_found_where_a_mask_is_not(device, computed):
+    types = [TensorType(BF16, shape, DeviceRef(device)) for shape in (("rows", "keys"), ("keys",))]
+    with Graph("cast", input_types=types) as graph:
+        x, bias = (value.tensor for value in graph.inputs)
+        logits = x * x if computed else x
+        graph.output(ops.cast(ops.softmax(ops.cast(logits + bias, F32)), BF16))
+    assert take_over(graph) == 1
+    assert 'symbol = "softmax_fused"' in str(graph)
 
 
 @pytest.mark.parametrize(("dtype", "keys"), [(F16, 1024), (F32, 256)])

@@ -177,13 +177,12 @@ struct FormedSoftmax:
             has_scale or has_temperature
         )
         # A mask of bools that is the same along each row is of none of these: its rows are read twice.
-        comptime by_mask = Class.HIDDEN if mask.dtype == DType.bool else Class.MASKED
+        comptime by_bools = Class.HIDDEN if scaled else Class.MASKED
+        comptime by_mask = by_bools if mask.dtype == DType.bool else Class.BIASED
         comptime of_numbers = (
             Class.CUT if causal or has_sink else Class.SCALED
         ) if scaled else Class.ROWS
-        comptime known = of_numbers if not has_mask else (
-            by_mask if scaled else Class.MASKED
-        )
+        comptime known = by_mask if has_mask else of_numbers
         var scale_of = Operand[x.dtype].of(_float(scale))
         comptime if has_scale:
             scale_of = _operand[x.dtype, axis](scales)

@@ -54,7 +54,7 @@ def formed[
                 y, Formed[Class.SCALED](x, forms.scaled()), rows, queue
             ):
                 return
-        comptime if known != Class.SCALED and known != Class.CUT:
+        comptime if known not in (Class.SCALED, Class.CUT, Class.BIASED):
             comptime factors = Class.FACTORS if known == Class.ROWS else Class.MASKED_FACTORS
             if forms.are_masked_factors() and units_fit[finish](
                 y, Formed[factors](x, forms.scaled()), rows, queue

@@ -10,7 +10,6 @@ Units begin between two multiples of 16 bytes where rows do; see `granules`.
 from std.math import ceildiv
 from std.memory import bitcast
 from std.sys import size_of
-from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,

@@ -219,7 +219,9 @@ def _exp2[
     return p.fma(f, V(1))
 
 
-struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
+struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
+    TrivialRegisterPassable
+):
     """Exponentials in float32 in the fewest operations, for the kernels that have no time for more: e^x in a unit of
     about e^m / 2^`HEADROOM`, where m is the largest x.
 
@@ -227,6 +229,7 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
         exact: Whether to a relative error of 1e-7, in thirteen operations and in the unit `Unit(m)`; or to 2^-18, which
             is plenty for results of 16 bits, in two and in a unit of its own.
         width: Number of scales, one a lane.
+        sums: Whether, where not exact, logits are sums of float32, and not numbers of 16 bits, maybe times a factor.
     """
 
     comptime Values = SIMD[DType.float32, Self.width]
@@ -246,8 +249,8 @@ struct Scale[exact: Bool, width: SIMDLength = 1](TrivialRegisterPassable):
     def __init__(out self, m: Self.Values):
         """The scale of maximum `m`."""
         comptime log2_e = Float32(1.4426950408889634)
-        # No two numbers of 11 bits that are this large are less than 64 apart.
-        comptime steep = Float32(1 << 17)
+        # No two numbers of 11 bits that are this large are less than 64 apart, and of 24 bits 32: what is rounded off below is at most half of that.
+        comptime steep = Float32(1 << (28 if Self.sums else 17))
         self.m = m.eq(neg_inf[DType.float32]()).select(Self.Values(0), m)
         var size = abs(self.m)
         comptime if Self.exact:

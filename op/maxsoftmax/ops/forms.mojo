@@ -256,9 +256,14 @@ struct Class(Equatable, TrivialRegisterPassable):
         )
 
     def may_be(self, other: Self) -> Bool:
-        """Returns whether forms that are known to be of this class may be of `other`.
+        """Returns whether forms that are known to be of this class may be of `other`. Those that are known to have a mask of floats, and no more than that, are called
+        `BIASED`.
         """
-        return self == Self.ANY or self == other
+        return (
+            self == Self.ANY
+            or self == other
+            or (self == Self.BIASED and other == Self.MASKED)
+        )
 
 
 @fieldwise_init
@@ -421,7 +426,7 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
 
     @inline(.always)
     def have_aligned_mask(self, x: Source[Self.dtype]) -> Bool:
-        """Returns whether 16 bytes of the mask of `BIASED` ones are aligned beside as many elements of x that are.
+        """Returns whether as many elements of the mask of `LONG` ones as 16 bytes of logits are aligned beside those of x that are.
 
         - `x`: Where the logits are.
         """

@@ -1,8 +1,8 @@
 """What a graph spells out around its softmaxes, as in cast(softmax(where(keep, cast(x) * 0.125, -inf))).
 
 `drop_into` hands it over to the kernels: what is masked by positions is then not read, and elements are read and kept
-as they lie in memory. Only what computes the same is taken: masks of -inf, not of large finite numbers, and casts that
-lose nothing before the last. Products of 16 bits are not rounded any more before the softmax.
+as they lie in memory. Only what computes the same is taken: bools for -inf, not for large finite numbers, and casts that
+lose nothing before the last. Products and sums of 16 bits are not rounded any more before the softmax.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def take_over(graph: Graph) -> int:
     users = _users(block)
     # What was replaced is left to MAX, as what nobody uses.
     used = (op for op in softmaxes if users[op.results[0]])
-    found = [(op, spelled) for op in used if (spelled := _spelled(op, users[op.results[0]]))]
+    found = [(op, spelled) for op in used if (spelled := _found(op, users[op.results[0]]))]
     if not found:
         return 0
     results = {}
@@ -127,8 +127,19 @@ def _users(block: Block) -> defaultdict[MlirValue, list[Any]]:
     return users
 
 
-def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
-    """Returns what a softmax is of, if there is something around it that the kernels had better know of."""
+def _found(softmax: Any, users: list[Any]) -> Spelled | None:
+    """Returns what a softmax is of: with a mask that is added or, where that is not to be had, without."""
+    return _spelled(softmax, users, adds=True) or _spelled(softmax, users, adds=False)
+
+
+def _spelled(softmax: Any, users: list[Any], adds: bool) -> Spelled | None:
+    """Returns what a softmax is of, if there is something around it that the kernels had better know of.
+
+    Args:
+        softmax: The op.
+        users: What uses its results.
+        adds: Whether masks that are added are looked for.
+    """
     result = tensor(softmax.results[0])
     axis = softmax.axis % result.rank
     if not counts(axis, result.rank):
@@ -140,7 +151,7 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
             inner = value.owner.operands[0].value
         if inner is value and isinstance(value.owner, rmo.SelectOp) and masks.added is None:
             inner, masks = _unmasked(value, result, axis, masks)
-        if inner is value and isinstance(value.owner, rmo.AddOp) and not masks.any:
+        if inner is value and adds and isinstance(value.owner, rmo.AddOp) and not masks.any:
             inner, masks = _without_mask(value, result, axis, scale)
         if inner is value or not 1e-30 < scale * factor < 1e30:
             break
@@ -149,7 +160,9 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
     narrowed = x.dtype == dtype != result.dtype
     if masks.any and not masks.cut and not takes_alone(result.device):
         return None
-    if masks.added is not None and masks.added.dtype not in (DType.float32, x.dtype):
+    if masks.added is not None and (
+        masks.added.dtype not in (DType.float32, x.dtype) or not 1e-30 < scale / masks.factor < 1e30
+    ):
         return None
     # What MAX computes as it is read had to be written to memory, for the kernels that scale and mask.
     fast = masks.cut or lies(value) or (scale == 1.0 and not masks.any)
@@ -160,7 +173,7 @@ def _spelled(softmax: Any, users: list[Any]) -> Spelled | None:
 
 
 def takes_alone(device: DeviceRef) -> bool:
-    """Returns whether the kernels are faster with nothing but bools in memory or a factor than with what MAX fuses."""
+    """Returns whether the kernels are faster with a mask in memory or a factor alone than with what MAX fuses."""
     # Bools took two cores 0.8 to 1.5 of the time.
     return bool(device.is_gpu())
 

@@ -89,18 +89,19 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
 
     @inline(.always)
     def sum_over[
-        exact: Bool
-    ](self, larger: Scale[exact, Self.width]) -> Self.Values:
+        exact: Bool, sums: Bool = False
+    ](self, larger: Scale[exact, Self.width, sums]) -> Self.Values:
         """Returns the sum in the scale of a maximum that is not smaller.
 
         Parameters:
             exact: Of both scales.
+            sums: Of both, too.
         """
         # A part of nothing but -inf adds nothing, whatever its sum says.
         var nothing = self.m.eq(neg_inf[DType.float32]())
         return nothing.select(
             Self.Values(0),
-            self.d * Scale[exact, Self.width](self.m).over(larger),
+            self.d * Scale[exact, Self.width, sums](self.m).over(larger),
         )
 
     @inline(.always)
@@ -121,8 +122,8 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
     """This block's place in its cluster, and the mailbox that the others write to.
 
     Every thread of every block makes one and calls `merge`, or `open`, `send` and `close`, once. With two mailboxes every thread calls `wait` once, and for each turn,
-    counted from 0, `expect`, `send` and `close`: who sends to a mailbox again has heard in the other one from all that have read it. A cluster may be a single block then,
-    each of whose warps sends a pair.
+    counted from 0, `expect`, `send` and `close`: who sends to a mailbox again has heard in the other one from all that have read it, since only those read that send, the first
+    warp of each block among them. A cluster may be a single block then, each of whose warps sends a pair.
 
     Parameters:
         real: Whether there is one; otherwise nothing is asked of the GPU.
@@ -179,7 +180,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
                     NoneType,
                     constraints="~{memory}",
                 ]()
-            # Nobody may write to a block that has not started; `open` waits.
+            # Nobody may write to a block that has not started; `wait` waits.
             inlined_assembly[
                 "barrier.cluster.arrive.relaxed.aligned;",
                 NoneType,
@@ -297,12 +298,13 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
 
     @inline(.always)
     def merged[
-        exact: Bool
+        exact: Bool, sums: Bool = False
     ](self, count: Int, lane: Int, turn: Int = 0) -> Pair[]:
         """Returns what all pairs of the mailbox come to, merged in their order: the same bits for every warp.
 
         Parameters:
             exact: Of the scale that the sums are in.
+            sums: Of this scale, too.
 
         - `count`: How many there are.
         """
@@ -311,7 +313,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
         for i in range(lane, count, WARP_SIZE):
             m = maximum(m, box[unsafe_offset=2 * i])
         m = largest_of_lanes[WARP_SIZE](m)
-        var of_row = Scale[exact](m)
+        var of_row = Scale[exact, sums=sums](m)
         var d = Float32(0)
         for i in range(lane, count, WARP_SIZE):
             d += Pair(

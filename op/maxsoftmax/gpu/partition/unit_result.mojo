@@ -10,11 +10,16 @@ from .pair import end
 
 @inline(.always)
 def factors[
-    exact: Bool, //, finish: Finish, keeps: Bool, in_unit: Bool = keeps
+    exact: Bool,
+    sums: Bool,
+    //,
+    finish: Finish,
+    keeps: Bool,
+    in_unit: Bool = keeps,
 ](
     m: Float32,
-    scale: Scale[exact],
-    of_row: Scale[exact],
+    scale: Scale[exact, sums=sums],
+    of_row: Scale[exact, sums=sums],
     mut pair: Pair[],
     masked: Bool = False,
 ) -> Tuple[Float32, Float32]:
@@ -23,6 +28,7 @@ def factors[
 
     Parameters:
         exact: Of the scales.
+        sums: Of the scales, too.
         finish: What is written.
         keeps: Whether exponentials are those that `UnitSum` keeps in place of logits.
         in_unit: Whether they are in the unit's scale, not in the row's.

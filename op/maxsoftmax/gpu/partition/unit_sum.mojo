@@ -25,6 +25,7 @@ struct UnitSum[
     edged: Bool,
     packs: Bool = False,
     scaled: Bool = False,
+    sums: Bool = False,
 ](Movable):
     """What a unit sums to, and what is kept of its exponentials.
 
@@ -33,6 +34,7 @@ struct UnitSum[
     - `edged`: As of `Unit.read`.
     - `packs`: Whether they are kept beside the logits, in three bytes each.
     - `scaled`: Whether logits are what is read times a factor.
+    - `sums`: Of the scale of the sum.
     """
 
     comptime U = Unit[Self.dtype, Self.rounds]
@@ -43,7 +45,7 @@ struct UnitSum[
     """The largest logit."""
     var d: Float32
     """The sum of exponentials, in the scale of m."""
-    var scale: Scale[Self.exact]
+    var scale: Scale[Self.exact, sums=Self.sums]
     """This scale."""
     var packed: Array[Packed[Self.width], Self.rounds if Self.packs else 1]
     """Exponentials, if they are packed."""
@@ -75,7 +77,7 @@ struct UnitSum[
         self.m = largest_of_lanes[WARP_SIZE](largest_lane(largest).cast[F]())
         comptime if Self.scaled:
             self.m *= factor
-        self.scale = Scale[Self.exact](self.m)
+        self.scale = Scale[Self.exact, sums=Self.sums](self.m)
         comptime if Self.scaled and not Self.exact:
             self.scale.slope *= factor
         # Where exponentials replace the logits, those of the next vector are found first: of the first lane they are a part of this one.

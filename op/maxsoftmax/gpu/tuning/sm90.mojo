@@ -107,9 +107,9 @@ struct Sm90(Tuning):
             Units(262144, 294912, 9, 512, 16, most_blocks()),
         ]
 
-    # The grid's blocks take most of a multiprocessor's shared memory, and three of those with masks.
+    # The grid's blocks take most of a multiprocessor's shared memory, and three of those with masks, or one of long rows with masks.
     comptime holds_in_grid = DeviceContext.default_device_info.shared_memory_per_multiprocessor >= 228 * 1024
-    comptime stages_masks = Self.holds_in_grid
+    comptime stages_masks = Self.holds_in_grid and most_blocks() > PORTABLE_BLOCKS
 
     @staticmethod
     @inline(.always)
