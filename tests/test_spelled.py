@@ -1,6 +1,7 @@
 """Masks of bools and casts that graphs spell out around a softmax, and what only looks like them."""
 
 import re
+from types import SimpleNamespace
 
 import maxsoftmax
 import ml_dtypes
@@ -214,9 +215,20 @@ def test_constants_that_take_long_to_print_are_not_looked_at():
         assert constant(many._mlir_value) is None
 
 
-@pytest.mark.parametrize(("device", "computed"), [("cpu", False), ("gpu", True)])
-def test_casts_are_found_where_a_mask_is_not(device, computed):
-    types = [TensorType(BF16, shape, DeviceRef(device)) for shape in (("rows", "keys"), ("keys",))]
+@pytest.mark.parametrize(("architecture", "found"), [("sm_90a", 1), ("sm_100a", 1), ("sm_80", 0), ("sm_120a", 0)])
+def test_masks_that_are_added_are_taken_over_where_rows_share_them(monkeypatch, architecture, found):
+    monkeypatch.setattr(spelled, "accelerator_count", lambda: 1)
+    monkeypatch.setattr(spelled, "Accelerator", lambda index: SimpleNamespace(architecture_name=architecture))
+    types = [TensorType(F32, shape, DeviceRef.GPU()) for shape in (("rows", "keys"), ("keys",))]
+    with Graph("added", input_types=types) as graph:
+        x, bias = (value.tensor for value in graph.inputs)
+        graph.output(ops.softmax(x + bias))
+    assert take_over(graph) == found
+
+
+@pytest.mark.parametrize(("kind", "computed"), [("cpu", False), ("gpu", True)])
+def test_casts_are_found_where_a_mask_is_not(kind, computed):
+    types = [TensorType(BF16, shape, DeviceRef(kind)) for shape in (("rows", "keys"), ("keys",))]
     with Graph("cast", input_types=types) as graph:
         x, bias = (value.tensor for value in graph.inputs)
         logits = x * x if computed else x

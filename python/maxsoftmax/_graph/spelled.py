@@ -1,8 +1,8 @@
 """What a graph spells out around its softmaxes, as in cast(softmax(where(keep, cast(x) * 0.125, -inf))).
 
 `drop_into` hands it over to the kernels: what is masked by positions is then not read, and elements are read and kept
-as they lie in memory. Only what computes the same is taken: bools for -inf, not for large finite numbers, and casts that
-lose nothing before the last. Products and sums of 16 bits are not rounded any more before the softmax.
+as they lie in memory. Only what computes the same is taken: bools for -inf, not for large finite numbers, and casts
+that lose nothing before the last. Products and sums of 16 bits are not rounded any more before the softmax.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from max._core import Block, Operation
 from max._core import Value as MlirValue
 from max._core.dialects import mo, rmo
+from max.driver import Accelerator, accelerator_count
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, StaticDim, TensorValue
 
@@ -26,6 +27,9 @@ from maxsoftmax.ops._formed import counts, spelled_softmax
 
 FEW = 256
 """Keys up to which what MAX fuses is faster than a mask of floats by name."""
+
+SHARING = ("sm_90", "sm_100", "sm_103")
+"""GPUs with clusters of 16 blocks and 228 KiB of shared memory a multiprocessor."""
 
 NARROW = (DType.bfloat16, DType.float16)
 """Dtypes whose numbers are numbers of float32, too."""
@@ -178,6 +182,13 @@ def takes_alone(device: DeviceRef) -> bool:
     return bool(device.is_gpu())
 
 
+def shares_masks(device: DeviceRef) -> bool:
+    """Returns whether a mask that rows share is read once for several of them, as far as is known of the device."""
+    if not device.is_gpu() or device.id >= accelerator_count():
+        return True
+    return bool(Accelerator(device.id).architecture_name.startswith(SHARING))
+
+
 def _used_dtype(dtype: DType, users: list[Any]) -> DType:
     """Returns the dtype that results are used in: another than float32 if all that uses them are casts to that."""
     dtypes = {tensor(op.results[0]).dtype if isinstance(op, mo.CastOp) else dtype for op in users}
@@ -221,7 +232,7 @@ def _without_mask(value: MlirValue, result: TensorValue, axis: int, factor: floa
     """Returns what a mask of floats in memory is added to, and that mask; the sum and none if it is none."""
     few = isinstance(result.shape[-1], StaticDim) and int(result.shape[-1]) <= FEW
     # What is too large for float16 is infinite: sums of it have to stay so.
-    if not few and tensor(value).dtype != DType.float16:
+    if not few and tensor(value).dtype != DType.float16 and shares_masks(result.device):
         for logits, other in itertools.permutations(operand.value for operand in value.owner.operands):
             mask = other
             while isinstance(mask.owner, rmo.BroadcastToOp) or _is_widened(mask):
