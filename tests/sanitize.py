@@ -84,6 +84,11 @@ def relatives():
     for keys in (3, 31, 1001, 40000):
         for dtype in BOTH:
             forms(logits((2, 5, keys), dtype), dtype)
+    # Beside a mask of floats: a warp a row, a block, clusters, the whole GPU; at both ends of a unit, and of memory.
+    for keys in (300, 512, 1000, 1023, 1025, 4097, 16_384, 50_257, 200_001, 400_001):
+        for dtype in BOTH:
+            for queries in (1, 5):
+                added(logits((2, queries, keys), dtype), dtype)
     for keys in (13, 300, 3001, 9001):
         for heads in (8, 13):
             forms(logits((2, keys, heads)), np.float32, -2)
@@ -113,6 +118,13 @@ def cross_entropy(x, dtype):
     loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
     close(loss, expected.sum() / counted, dtype)
     close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), gradient / counted, dtype)
+
+
+def added(x, dtype):
+    for shape in (x.shape[2:], x.shape[1:], (x.shape[0], 1, x.shape[2]), x.shape):
+        for kind in {np.float32, dtype}:
+            options = {"scale": 0.5, "mask": logits(shape, kind, seed=2)}
+            close(maxsoftmax.softmax(x, device=device, **options), attention(x, -1, **options), dtype)
 
 
 def forms(x, dtype, axis=-1):

@@ -65,8 +65,14 @@ comptime WARPS = 8
 comptime LEAST_MASKED = 256
 """Elements that rows have more than: warps have too little to do for shorter ones."""
 
-comptime MOST_MASKED = 393216
-"""Elements of the longest rows: `MAX_UNITS` of 2048, for clusters of 16 blocks of 12 warps, whose units and masks fill the shared memory."""
+comptime ROUNDS = [4, 8, 8, 16]
+"""Vectors of a unit that each lane takes, of longer and longer rows: of the longest, units and masks of 12 warps fill the shared memory of a block."""
+
+comptime ALONE = 2
+"""How many of these are of rows that are a single unit."""
+
+comptime MOST_MASKED = _longest[len(ROUNDS) - 1]()
+"""Elements of the longest rows."""
 
 comptime MOST_ROWS = 8
 """Rows that a cluster takes at most: the mask is then a seventeenth of what is moved."""
@@ -136,44 +142,33 @@ struct Turns(DevicePassable, TrivialRegisterPassable):
 
 
 @fieldwise_init
-struct _Masked[Line: SourceLine](SourceLine):
-    """Logits of a row that lies in shared memory, and its mask beside it.
+struct _Masked[Line: SourceLine](TrivialRegisterPassable):
+    """A row that lies in shared memory, and its mask beside it.
 
     Parameters:
         Line: The row in memory, which has a factor, and another one for the mask.
     """
 
-    comptime held = F
-
     var line: Self.Line
     """The row in memory, from a lane's first granule on."""
-    var kept: Shared[Scalar[Self.Line.elements]]
-    """Its whole granules in shared memory."""
+    var elements: Shared[Scalar[Self.Line.elements]]
+    """The same in shared memory."""
     var mask: Shared[Float32]
     """What is beside that."""
 
     @inline(.always)
-    def onwards(self, start: Int) -> Self:
-        """Returns what of the row begins at its element `start`."""
-        return {
-            self.line.onwards(start),
-            self.kept.unsafe_offset(start),
-            self.mask.unsafe_offset(start),
-        }
-
-    @inline(.always)
-    def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
-        """Returns the logits from `i` on, which is aligned."""
-        var elements = self.kept.unsafe_load[
-            width=width, alignment=width * size_of[Self.Line.elements]()
+    def logits(self, i: Int) -> SIMD[F, WIDTH]:
+        """Returns the logits of the granule that begins with element `i`."""
+        var elements = self.elements.unsafe_load[
+            width=WIDTH, alignment=WIDTH * size_of[Self.Line.elements]()
         ](i)
         var mask = self.mask.unsafe_load[
-            width=width, alignment=width * size_of[F]()
+            width=WIDTH, alignment=WIDTH * size_of[F]()
         ](i)
         var z = multiplied[True](
             elements, self.line.with_sign(self.line.factor())
         )
-        return mask.fma(SIMD[F, width](self.line.bias_factor()), z)
+        return mask.fma(SIMD[F, WIDTH](self.line.bias_factor()), z)
 
 
 @__llvm_metadata(
@@ -258,7 +253,6 @@ def resident_masked_kernel[
     def fetch(row: Int) {imm}:
         """Has a row brought to shared memory."""
         var source = x.address(row, Int(n)).unsafe_offset(distance)
-
         comptime size = size_of[S.Line.elements]()
 
         @inline(.always)
@@ -314,7 +308,7 @@ def resident_masked_kernel[
             if u.whole == all:
                 comptime for j in range(rounds):
                     if u.has[all](j):
-                        raw[j] = line.load[WIDTH](u.place(j))
+                        raw[j] = line.logits(u.place(j))
         var after = U.Values(u.filler)
         comptime if edged:
             after = _edges(u, line, raw)
@@ -388,7 +382,7 @@ def _edges[
 
     @inline(.always)
     def granule(j: Int) {imm} -> Values:
-        return rebind[Values](line.load[WIDTH](u.place(j)))
+        return rebind[Values](line.logits(u.place(j)))
 
     var after = Values(u.filler)
     if not u.whole:
@@ -402,6 +396,13 @@ def _edges[
         raw[0] = part(raw[0], u.g.shift, Int32(WIDTH))
         after = part(granule(rounds), 0, min(u.g.shift, u.of_row(rounds)[1]))
     return after
+
+
+def _longest[line: Int]() -> Int:
+    """Returns the longest row of as many vectors a lane as `ROUNDS` has in this place, in elements.
+    """
+    comptime rounds = ROUNDS[line]
+    return unit_elements[F](rounds) * (1 if line < ALONE else MAX_UNITS)
 
 
 @inline(.always)
@@ -483,12 +484,13 @@ def masked_fits[
         rows: Rows along the last axis, none of them empty.
         queue: Where kernels are launched.
     """
-    comptime for line in range(4):
-        comptime rounds = [4, 8, 8, 16][line]
-        comptime alone = line < 2
-        comptime longest = [512, 1024, 196608, MOST_MASKED]
-        comptime before = longest[line - 1] if line > 0 else LEAST_MASKED
-        comptime up_to = longest[line]
+    comptime for line in range(len(ROUNDS)):
+        comptime rounds = ROUNDS[line]
+        comptime alone = line < ALONE
+        comptime before = LEAST_MASKED if line == 0 else _longest[
+            max(0, line - 1)
+        ]()
+        comptime up_to = _longest[line]()
         comptime may = rows.length == 0 or before < rows.length <= up_to
         comptime if may:
             if before < rows.n <= up_to:

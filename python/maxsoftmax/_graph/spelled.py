@@ -237,9 +237,9 @@ def _without_mask(value: MlirValue, result: TensorValue, axis: int, factor: floa
             mask = other
             while isinstance(mask.owner, rmo.BroadcastToOp) or _is_widened(mask):
                 mask = mask.owner.operands[0].value
-            # Of two tensors of that shape neither is a mask.
-            whole, part = (list(tensor(operand).shape) == list(result.shape) for operand in (logits, mask))
-            if whole and not part and _is_mask(mask, result, axis):
+            whole = [list(tensor(operand).shape) == list(result.shape) for operand in (logits, mask)]
+            # Of two tensors of the shape of the results neither is a mask.
+            if whole == [True, False] and _is_mask(mask, result, axis):
                 return logits, Masks(added=tensor(mask), factor=factor)
     return value, Masks()
 
