@@ -56,7 +56,7 @@ from max.gpu import (
 )
 from max.gpu.primitives import warp
 
-from ..io.eviction import gone_first
+from ..io.eviction import GONE_FIRST
 from ..io.rows import Rows, VECTOR_BYTES
 from ..io.source import RowSource
 from ..io.target import RowTarget
@@ -132,13 +132,12 @@ def resident_grid_kernel[
     var board = Board[GROUP](memory, Int(rows), Int(units))
     var end = UInt32(rows) * UInt32(units)
     var stride = UInt32(warps(parked)) * UInt32(grid_dim.x)
-    var once = gone_first()
     pdl_wait()
     var id = first_unit()
     while id < end:
         var u = held.unit(id)
         var raw = H.Raw(fill=H.U.Values(u.filler))
-        var after = held.read[told=many](id, u, raw, once)
+        var after = held.read[past_l1=many](id, u, raw, GONE_FIRST)
         var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
         var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
         var oldest = held.oldest()

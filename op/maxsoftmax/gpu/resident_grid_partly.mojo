@@ -26,7 +26,7 @@ from max.gpu import (
 )
 from max.gpu.primitives import warp
 
-from ..io.eviction import gone_first, gone_last
+from ..io.eviction import GONE_FIRST, GONE_LAST
 from ..io.rows import Rows, VECTOR_BYTES
 from ..io.source import RowSource
 from ..io.target import RowTarget
@@ -90,8 +90,6 @@ def resident_grid_partly_kernel[
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[LONG_GROUP](memory, Int(rows), Int(units))
     var stride = UInt32(WARPS) * UInt32(grid_dim.x)
-    var once = gone_first()
-    var twice = gone_last()
     pdl_wait()
     var id = first_unit()
     for row in range(UInt32(rows)):
@@ -104,8 +102,11 @@ def resident_grid_partly_kernel[
             var has_room = held.oldest() == NO_UNIT
             var is_likely_last = id + stride >= end
             var raw = H.Raw(fill=H.U.Values(u.filler))
-            var after = held.read[told=True](
-                id, u, raw, once if has_room or is_likely_last else twice
+            var after = held.read[past_l1=True](
+                id,
+                u,
+                raw,
+                GONE_FIRST if has_room or is_likely_last else GONE_LAST,
             )
             var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
             var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
@@ -127,7 +128,7 @@ def resident_grid_partly_kernel[
                 for i in range(count):
                     var other = warp.shuffle_idx(again, UInt32(i))
                     u = held.unit(other)
-                    _ = held.read[told=True](other, u, raw, once)
+                    _ = held.read[past_l1=True](other, u, raw, GONE_FIRST)
                     var m = board.largest(other)
                     held.write(pair)
                     held.keep_again(raw, other, m)

@@ -5,67 +5,78 @@ Where one row is longer than the L2, what is read twice stays there if what is r
 
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
+from std.sys.info import _is_sm_9x
 from std.sys.intrinsics import _RegisterPackType
 
 from .rows import Source, Target, VECTOR_BYTES
 
 comptime Policy = UInt64
-"""What the GPU is told about an access."""
+"""What the GPU is told about an access: what `createpolicy.fractional` makes, which as an instruction of its own would be in the way of conditional loads."""
+
+comptime GONE_FIRST: Policy = 0x12F0000000000000
+"""Nobody will read a line again."""
+
+comptime GONE_LAST: Policy = 0x14F0000000000000
+"""Somebody will; or what is written is to be given up before what was read: 16384×4096 of float32 take 127 µs instead of 131 (H200)."""
+
+
+def has_policies() -> Bool:
+    """Returns whether the GPU that is compiled for is of a kind that was seen to gain by them.
+    """
+    return is_nvidia_gpu() and _is_sm_9x()
 
 
 @inline(.always)
-def gone_first() -> Policy:
-    """Returns what says that nobody will read a line again."""
-    return _policy["evict_first"]()
-
-
-@inline(.always)
-def gone_last() -> Policy:
-    """Returns what says that somebody will."""
-    return _policy["evict_last"]()
-
-
-@inline(.always)
-def _policy[name: StaticString]() -> Policy:
-    """Returns what the instruction set calls so."""
-    comptime if is_nvidia_gpu():
-        return inlined_assembly[
-            "createpolicy.fractional.L2::" + name + ".b64 $0, 1.0;",
-            Policy,
-            constraints="=l",
-        ]()
-    else:
-        return 0
-
-
-@inline(.always)
-def load_vector[
-    dtype: DType, //, width: Int
-](source: Source[dtype], policy: Policy) -> SIMD[dtype, width]:
-    """Returns 16 bytes of memory, which are aligned and are not kept in the L1, where loads under way would need the room.
+def load_aligned[
+    dtype: DType, //, width: Int, past_l1: Bool = False
+](source: Source[dtype], policy: Policy = GONE_LAST) -> SIMD[dtype, width]:
+    """Returns elements of memory, which are aligned.
 
     Parameters:
         dtype: Dtype of the elements.
         width: How many they are.
+        past_l1: Whether they are not kept in the L1, where loads under way would need the room.
 
     Args:
         source: Where they are.
         policy: What is to become of them in the L2.
     """
-    comptime if is_nvidia_gpu():
+    comptime bytes = width * size_of[dtype]()
+    comptime load = "ld.global" + (
+        ".L1::no_allocate" if past_l1 else ""
+    ) + ".L2::cache_hint"
+    comptime if not has_policies() or bytes > VECTOR_BYTES or bytes < 2:
+        return source.unsafe_load[width=width, alignment=bytes]()
+    elif bytes == 16:
         var words = inlined_assembly[
-            (
-                "ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {$0, $1, $2,"
-                " $3}, [$4], $5;"
-            ),
+            load + ".v4.b32 {$0, $1, $2, $3}, [$4], $5;",
             _RegisterPackType[UInt32, UInt32, UInt32, UInt32],
             constraints="=r,=r,=r,=r,l,l,~{memory}",
         ](UInt64(Int(source)), policy)
         return bitcast[dtype, width](
             SIMD[DType.uint32, 4](words[0], words[1], words[2], words[3])
         )
+    elif bytes == 8:
+        var words = inlined_assembly[
+            load + ".v2.b32 {$0, $1}, [$2], $3;",
+            _RegisterPackType[UInt32, UInt32],
+            constraints="=r,=r,l,l,~{memory}",
+        ](UInt64(Int(source)), policy)
+        return bitcast[dtype, width](SIMD[DType.uint32, 2](words[0], words[1]))
+    elif bytes == 4:
+        var word = inlined_assembly[
+            load + ".b32 $0, [$1], $2;",
+            UInt32,
+            constraints="=r,l,l,~{memory}",
+        ](UInt64(Int(source)), policy)
+        return bitcast[dtype, width](SIMD[DType.uint32, 1](word))
     else:
-        return source.unsafe_load[width=width, alignment=VECTOR_BYTES]()
+        var word = inlined_assembly[
+            load + ".b16 $0, [$1], $2;",
+            UInt16,
+            constraints="=h,l,l,~{memory}",
+        ](UInt64(Int(source)), policy)
+        return bitcast[dtype, width](SIMD[DType.uint16, 1](word))
 
 
 @inline(.always)

@@ -7,7 +7,7 @@ pointer is.
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.sys import size_of
 
-from .eviction import store_vector
+from .eviction import load_aligned, store_vector
 from .rounding import rounded
 from .rows import Positions, Source, Target, unseen
 from .source import RowSource, SourceColumn, SourceLine
@@ -90,9 +90,7 @@ struct MemorySourceLine[dtype: DType](SourceLine):
     @inline(.always)
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on, which are aligned."""
-        return self.first.unsafe_load[
-            width=width, alignment=width * size_of[Self.dtype]()
-        ](i)
+        return load_aligned[width](self.first.unsafe_offset(i))
 
 
 @fieldwise_init
@@ -119,9 +117,7 @@ struct MemorySourceColumn[dtype: DType](SourceColumn):
     def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
         """Returns element `i` of `width` neighbouring rows, which is aligned.
         """
-        return self.address(i).unsafe_load[
-            width=width, alignment=width * size_of[Self.dtype]()
-        ]()
+        return load_aligned[width](self.address(i))
 
 
 @fieldwise_init

@@ -9,6 +9,7 @@ from std.utils import IndexList
 from std.utils.numerics import neg_inf
 
 from .forms import AXIS, Class, Forms, Kind, Operand, RANK
+from ..io.eviction import load_aligned
 from ..io.logits import unravel
 from ..io.rows import Positions, Source, unseen
 from ..io.source import RowSource, SourceColumn, SourceLine
@@ -349,9 +350,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         """
         comptime if Self.forms_are == Class.LONG:
             return rebind[SIMD[Self.held, width]](self._added[width, True](i))
-        var elements = self.first.unsafe_load[
-            width=width, alignment=width * size_of[Self.dtype]()
-        ](i)
+        var elements = load_aligned[width](self.first.unsafe_offset(i))
         comptime if Self.scaled or Self.transformed:
             return rebind[SIMD[Self.held, width]](elements)
         else:
@@ -371,9 +370,9 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     ](self, i: Int) -> SIMD[Self.accum, width]:
         """Returns the logits from `i` on, of a mask of floats that may be aligned as the elements are.
         """
-        var z = self.first.unsafe_load[
-            width=width, alignment=width * size_of[Self.dtype]()
-        ](i).cast[Self.accum]()
+        var z = load_aligned[width](self.first.unsafe_offset(i)).cast[
+            Self.accum
+        ]()
         var mask: SIMD[Self.accum, width]
         comptime if Self.dtype == Self.accum:
             mask = self.mask_of[Self.accum, width, aligned](i)
@@ -593,10 +592,9 @@ struct FormedColumn[dtype: DType](SourceColumn):
     def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
         """Returns element `i` of `width` neighbouring rows, which is aligned.
         """
-        comptime bytes = width * size_of[Self.dtype]()
-        var z = self.x.unsafe_load[width=width, alignment=bytes](
-            i * self.step
-        ).cast[Self.loaded]()
+        var z = load_aligned[width](self.x.unsafe_offset(i * self.step)).cast[
+            Self.loaded
+        ]()
         z *= self.scale.values[width](i)
         if self.mask.kind != Kind.BOOL:
             z += self.mask.values[width](i)

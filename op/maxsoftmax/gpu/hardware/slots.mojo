@@ -9,6 +9,7 @@ from std.sys import inlined_assembly, is_nvidia_gpu, size_of
 from max.gpu import thread_idx
 from max.gpu.memory import external_memory
 
+from ...io.eviction import GONE_LAST, has_policies
 from ...io.rows import Source, VECTOR_BYTES
 from .tree_reduction import Shared
 
@@ -30,15 +31,20 @@ def fetch_vector[
     comptime if is_nvidia_gpu():
         # Of fewer bytes none goes past the L1.
         comptime past_l1 = "cg" if bytes == VECTOR_BYTES else "ca"
-        inlined_assembly[
-            "cp.async."
-            + past_l1
-            + ".shared.global [$0], [$1], "
-            + String(bytes)
-            + ";",
-            NoneType,
-            constraints="r,l,~{memory}",
-        ](UInt32(Int(to)), UInt64(Int(source)))
+        comptime copy = "cp.async." + past_l1 + ".shared.global"
+        comptime size = String(bytes)
+        comptime if has_policies():
+            inlined_assembly[
+                copy + ".L2::cache_hint [$0], [$1], " + size + ", $2;",
+                NoneType,
+                constraints="r,l,l,~{memory}",
+            ](UInt32(Int(to)), UInt64(Int(source)), GONE_LAST)
+        else:
+            inlined_assembly[
+                copy + " [$0], [$1], " + size + ";",
+                NoneType,
+                constraints="r,l,~{memory}",
+            ](UInt32(Int(to)), UInt64(Int(source)))
     else:
         comptime width = bytes // size_of[dtype]()
         to.unsafe_store[alignment=bytes](

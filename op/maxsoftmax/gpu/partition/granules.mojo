@@ -12,6 +12,7 @@ from std.sys import size_of
 from max.gpu import lane_id
 from max.gpu.primitives import warp
 
+from ...io.eviction import load_aligned
 from ...io.rows import Source, VECTOR_BYTES, nowhere
 
 comptime Granule[dtype: DType] = SIMD[dtype, VECTOR_BYTES // size_of[dtype]()]
@@ -76,8 +77,8 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
     @inline(.always)
     def whole(self, i: Int) -> Granule[Self.dtype]:
         """Returns granule `i`, which does not reach beyond the row."""
-        return self.first.unsafe_load[width=Self.width, alignment=VECTOR_BYTES](
-            i * Self.width
+        return load_aligned[Self.width](
+            self.first.unsafe_offset(i * Self.width)
         )
 
     @inline(.always)

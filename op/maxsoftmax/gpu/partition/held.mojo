@@ -112,7 +112,7 @@ struct Held[
 
     @inline(.always)
     def read[
-        told: Bool
+        past_l1: Bool
     ](
         self, id: UInt32, u: Self.U, mut raw: Self.Raw, policy: Policy
     ) -> Self.U.Values:
@@ -122,7 +122,7 @@ struct Held[
         - `u`: What of it is this lane's.
         """
         comptime if Self.lies:
-            return u.read[Self.edged, told=told](raw, policy)
+            return u.read[Self.edged, past_l1=past_l1](raw, policy)
         else:
             return u.compute(
                 self._line(id, u), self.x.is_aligned[Self.U.width](), raw

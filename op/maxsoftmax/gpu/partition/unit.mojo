@@ -7,7 +7,7 @@ has elements of the unit before, and the granule after its last has elements of 
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
-from ...io.eviction import Policy, load_vector
+from ...io.eviction import GONE_LAST, load_aligned, Policy
 from ...io.rows import Source, VECTOR_BYTES, unseen
 from ...io.source import RowSource, SourceLine
 from ...io.target import TargetLine
@@ -158,41 +158,42 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def read[
-        edged: Bool, told: Bool = False
+        edged: Bool, past_l1: Bool = False
     ](
-        self, mut raw: Array[Self.Values, Self.rounds], policy: Policy = 0
+        self,
+        mut raw: Array[Self.Values, Self.rounds],
+        policy: Policy = GONE_LAST,
     ) -> Self.Values:
         """Reads the lane's granules, all at once, and returns what is in the unit of the granule after the last.
 
         Parameters:
             edged: Whether rows may begin or end between two multiples of 16 bytes.
-            told: Whether the L2 is told what becomes of them.
+            past_l1: As of `load_aligned`.
 
         Args:
             raw: Where they go: what there is none of is left as it is, or filled up to a granule.
-            policy: What it is told.
+            policy: The same.
         """
-        self.ask[told](raw, policy)
+        self.ask[past_l1](raw, policy)
         return self.edges[edged](raw)
 
     @inline(.always)
     def ask[
-        told: Bool = False
-    ](self, mut raw: Array[Self.Values, Self.rounds], policy: Policy = 0):
+        past_l1: Bool = False
+    ](
+        self,
+        mut raw: Array[Self.Values, Self.rounds],
+        policy: Policy = GONE_LAST,
+    ):
         """Reads those of the lane's granules that do not reach beyond the row: parameters and arguments are as of `read`.
         """
         comptime for all in [True, False]:
             if self.whole == all:
                 comptime for j in range(Self.rounds):
                     if self.has[all](j):
-                        comptime if told:
-                            raw[j] = load_vector[Self.width](
-                                self.address(j), policy
-                            )
-                        else:
-                            raw[j] = self.address(j).unsafe_load[
-                                width=Self.width, alignment=VECTOR_BYTES
-                            ]()
+                        raw[j] = load_aligned[Self.width, past_l1](
+                            self.address(j), policy
+                        )
 
     @inline(.always)
     def compute[
