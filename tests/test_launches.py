@@ -13,12 +13,17 @@ pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler he
 
 
 @pytest.fixture(scope="module")
-def calls(root, environment):
+def library():
+    """Softmax of an H200."""
+    with build.built(_native.Library("softmax", "float32", _native.Target("gpu", "sm_90a"))) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def calls(root, environment, library):
     """What softmax launches on an H200, and the bytes it counts, by (outer, n, inner) and whether memory is aligned."""
-    library = _native.Library("softmax", "float32", _native.Target("gpu", "sm_90a"))
-    with build.built(library) as path:
-        command = [sys.executable, str(root / "tests" / "launches" / "record.py"), "softmax", "float32", str(path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(root / "tests" / "launches" / "record.py"), "softmax", "float32", str(library)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found, launches = {}, []
     for line in done.stdout.splitlines():
@@ -63,6 +68,18 @@ def test_every_launch_is_one_that_the_gpu_accepts(calls):
                 assert blocks <= 16
                 assert grid[0] % blocks == 0
                 assert others == [1, 1]
+
+
+def test_logits_are_read_with_a_hint_that_is_a_constant(library):
+    code = library.read_bytes()
+    for load in (
+        b"ld.global.L2::cache_hint.v4",
+        b"ld.global.L2::cache_hint.b32",
+        b"cp.async.cg.shared.global.L2::cache_hint",
+    ):
+        assert load in code
+    # An instruction that makes it is in the way of loads that have a condition.
+    assert b"createpolicy" not in code
 
 
 def test_no_launch_uses_more_scratch_memory_than_was_counted(calls):

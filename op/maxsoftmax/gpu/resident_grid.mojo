@@ -71,6 +71,7 @@ from .hardware.board import (
     most_units,
 )
 from .hardware.cluster import Pair
+from .hardware.lookout import Lookout
 from .hardware.pdl import pdl_wait
 from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit
@@ -131,6 +132,7 @@ def resident_grid_kernel[
     var held = H(y, x, Int(n), UInt32(units))
     var board = Board[GROUP](memory, Int(rows), Int(units))
     var end = UInt32(rows) * UInt32(units)
+    var lookout = Lookout(Int(rows), Int(units))
     var stride = UInt32(warps(parked)) * UInt32(grid_dim.x)
     pdl_wait()
     var id = first_unit()
@@ -144,16 +146,17 @@ def resident_grid_kernel[
         var row = board.row(oldest)
         var seen = UInt64(0)
         if oldest != NO_UNIT:
-            seen = board.seen(row, held.lane)
+            seen = lookout.seen(board, row, held.lane)
         board.merge[H.exact](id, before, held.lane)
+        var pair = Pair(sum.m, sum.d)
         if oldest != NO_UNIT:
-            seen = board.there(row, seen, held.lane)
+            pair = lookout.wait[H.exact](board, row, held.lane, seen)
         var next = id
         comptime if many:
             # Nobody waits who has asked for a unit and has not left it.
             next = board.ask(held.lane)
         if oldest != NO_UNIT:
-            held.write(board.merged[H.exact](seen))
+            held.write(pair)
         held.keep(raw, id, sum.m)
         comptime if many:
             next = warp.shuffle_idx(next, 0)
@@ -161,7 +164,8 @@ def resident_grid_kernel[
     for _ in range(parked):
         if held.oldest() != NO_UNIT:
             var row = board.row(held.oldest())
-            held.write(board.wait[H.exact](row, held.lane))
+            var seen = lookout.seen(board, row, held.lane)
+            held.write(lookout.wait[H.exact](board, row, held.lane, seen))
         held.forget()
 
 

@@ -102,6 +102,8 @@ def resident_units_kernel[
     # Float32 is multiplied in place, before all else; 16 bits keep their dtype, and are multiplied as exponentials are computed.
     comptime in_place = scaled and dtype == F
     comptime late = scaled and not in_place
+    # 8192×50257 of bfloat16 times a factor take 430 µs, and 445 where the L2 is told (H200).
+    comptime told = not (late and edged)
     var thread = Int(thread_idx.x)
     var lane = thread % WARP_SIZE
     var cluster = Cluster[True, MAX_UNITS // PORTABLE_BLOCKS]()
@@ -113,7 +115,7 @@ def resident_units_kernel[
     pdl_wait()
 
     var raw = Array[U.Values, rounds](fill=U.Values(u.filler))
-    u.ask(raw)
+    u.ask[told=told](raw)
     # After that, as its factor may have to be read, too.
     var line = x.line(row, Int(n))
     # Times the factor, fillers are -inf.
@@ -138,7 +140,7 @@ def resident_units_kernel[
     def ready_granule(elements: U.Values, there: Bool) {imm} -> U.Values:
         return ready(elements, signed_factor if there else 1)
 
-    var after = u.edges[edged](raw)
+    var after = u.edges[edged, told](raw)
     var distance = u.distance()
     comptime if S.Line.hidden:
         if line.hides():
@@ -229,7 +231,7 @@ def resident_units_kernel[
     def some(j: Int) {imm} -> SIMD[F, width]:
         # Read again, not to keep it: the compiler does not know which row it is.
         var line = x.line(row + Int(zero), Int(n))
-        var elements = u.load(j)
+        var elements = u.load[told](j)
         comptime if S.Line.hidden:
             if line.hides():
                 var takes = u.mask(line.onwards(distance), j, UInt8(1))

@@ -1,6 +1,7 @@
 """What the L2 gives up first, and what last.
 
-Where one row is longer than the L2, what is read twice stays there if what is read or written once does not take its place.
+What is read is given up after what is written, so that memory writes while it reads: tensors that are larger than the L2 take 0.96 to 0.99 of the time. Where one row
+is longer than the L2, what is read twice stays there if what is read or written once does not take its place.
 """
 
 from std.memory import bitcast
@@ -28,7 +29,7 @@ def has_policies() -> Bool:
 
 @inline(.always)
 def load_aligned[
-    dtype: DType, //, width: Int, past_l1: Bool = False
+    dtype: DType, //, width: Int, past_l1: Bool = False, told: Bool = True
 ](source: Source[dtype], policy: Policy = GONE_LAST) -> SIMD[dtype, width]:
     """Returns elements of memory, which are aligned.
 
@@ -36,6 +37,7 @@ def load_aligned[
         dtype: Dtype of the elements.
         width: How many they are.
         past_l1: Whether they are not kept in the L1, where loads under way would need the room.
+        told: Whether the GPU is told of the policy.
 
     Args:
         source: Where they are.
@@ -45,7 +47,9 @@ def load_aligned[
     comptime load = "ld.global" + (
         ".L1::no_allocate" if past_l1 else ""
     ) + ".L2::cache_hint"
-    comptime if not has_policies() or bytes > VECTOR_BYTES or bytes < 2:
+    comptime if not (
+        told and has_policies()
+    ) or bytes > VECTOR_BYTES or bytes < 2:
         return source.unsafe_load[width=width, alignment=bytes]()
     elif bytes == 16:
         var words = inlined_assembly[

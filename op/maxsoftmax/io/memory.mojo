@@ -15,17 +15,18 @@ from .target import RowTarget, TargetColumn, TargetLine
 
 
 @fieldwise_init
-struct MemorySource[dtype: DType](RowSource):
+struct MemorySource[dtype: DType, outlasts: Bool = True](RowSource):
     """Logits in row-major memory.
 
     Parameters:
         dtype: Their dtype.
+        outlasts: Whether a GPU is told to give up results before those of a row along the last axis.
     """
 
     comptime device_type: AnyType = Self
     comptime elements = Self.dtype
     comptime in_memory = True
-    comptime Line = MemorySourceLine[Self.dtype]
+    comptime Line = MemorySourceLine[Self.dtype, Self.outlasts]
     comptime Column = MemorySourceColumn[Self.dtype]
 
     var memory: Source[Self.dtype]
@@ -63,11 +64,12 @@ struct MemorySource[dtype: DType](RowSource):
 
 
 @fieldwise_init
-struct MemorySourceLine[dtype: DType](SourceLine):
+struct MemorySourceLine[dtype: DType, outlasts: Bool = True](SourceLine):
     """Elements in memory, one after the other.
 
     Parameters:
         dtype: Their dtype.
+        outlasts: As of `MemorySource`.
     """
 
     comptime elements = Self.dtype
@@ -90,7 +92,9 @@ struct MemorySourceLine[dtype: DType](SourceLine):
     @inline(.always)
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on, which are aligned."""
-        return load_aligned[width](self.first.unsafe_offset(i))
+        return load_aligned[width, told=Self.outlasts](
+            self.first.unsafe_offset(i)
+        )
 
 
 @fieldwise_init

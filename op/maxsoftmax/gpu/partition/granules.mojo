@@ -75,15 +75,24 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
         self.tail = Int32((n + shift) % Self.width)
 
     @inline(.always)
-    def whole(self, i: Int) -> Granule[Self.dtype]:
-        """Returns granule `i`, which does not reach beyond the row."""
-        return load_aligned[Self.width](
+    def whole[told: Bool = True](self, i: Int) -> Granule[Self.dtype]:
+        """Returns granule `i`, which does not reach beyond the row.
+
+        Parameters:
+            told: As of `load_aligned`.
+        """
+        return load_aligned[Self.width, told=told](
             self.first.unsafe_offset(i * Self.width)
         )
 
     @inline(.always)
-    def load(self, i: Int, filler: Scalar[Self.dtype]) -> Granule[Self.dtype]:
+    def load[
+        told: Bool = True
+    ](self, i: Int, filler: Scalar[Self.dtype]) -> Granule[Self.dtype]:
         """Returns granule `i`, fillers from the end of the row on.
+
+        Parameters:
+            told: As of `load_aligned`.
 
         Args:
             i: Which one.
@@ -91,7 +100,7 @@ struct Granules[dtype: DType](TrivialRegisterPassable):
         """
         var at = self.first.unsafe_offset(i * Self.width)
         if Int32(i) < self.count:
-            return self.whole(i)
+            return self.whole[told](i)
         var values = Granule[Self.dtype](filler)
         if Int32(i) == self.count:
             comptime for j in range(Self.width - 1):

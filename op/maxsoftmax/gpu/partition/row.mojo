@@ -344,7 +344,8 @@ comptime MemoryPart[
     team: Int,
     width: Int = VECTOR_BYTES // size_of[dtype](),
     edged: Bool = True,
-] = Part[MemorySource[dtype], MemoryTarget[dtype], team, width, edged]
+    outlasts: Bool = True,
+] = Part[MemorySource[dtype, outlasts], MemoryTarget[dtype], team, width, edged]
 """A part of a row in memory, whose results go to memory."""
 
 

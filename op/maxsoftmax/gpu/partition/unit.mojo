@@ -131,26 +131,31 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         return Int(self.left) // WARP_SIZE if is_mine else Self.rounds
 
     @inline(.always)
-    def load(self, j: Int) -> Self.Values:
-        """Returns the lane's granule j, fillers for what is beyond the row."""
-        return self.g.load(self.first + j * WARP_SIZE, self.filler)
+    def load[told: Bool = True](self, j: Int) -> Self.Values:
+        """Returns the lane's granule j, fillers for what is beyond the row.
+
+        Parameters:
+            told: As of `load_aligned`.
+        """
+        return self.g.load[told](self.first + j * WARP_SIZE, self.filler)
 
     @inline(.always)
-    def begin(self) -> Self.Values:
-        """Returns what of the first granule is in the unit, of a lane that shares it.
+    def begin[told: Bool](self) -> Self.Values:
+        """Returns what of the first granule is in the unit, of a lane that shares it: `told` is as of `load`.
         """
-        var values = self.load(0)
+        var values = self.load[told](0)
         comptime for v in range(Self.width - 1):
             if Int32(v) < self.g.shift:
                 values[v] = self.filler
         return values
 
     @inline(.always)
-    def end(self) -> Self.Values:
-        """Returns what is in the unit of the granule after the last."""
+    def end[told: Bool](self) -> Self.Values:
+        """Returns what is in the unit of the granule after the last: `told` is as of `load`.
+        """
         var values = Self.Values(self.filler)
         if self.shared:
-            values = self.load(Self.rounds)
+            values = self.load[told](Self.rounds)
             comptime for v in range(Self.width):
                 if Int32(v) >= self.g.shift:
                     values[v] = self.filler
@@ -179,19 +184,19 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def ask[
-        past_l1: Bool = False
+        past_l1: Bool = False, told: Bool = True
     ](
         self,
         mut raw: Array[Self.Values, Self.rounds],
         policy: Policy = GONE_LAST,
     ):
-        """Reads those of the lane's granules that do not reach beyond the row: parameters and arguments are as of `read`.
+        """Reads those of the lane's granules that do not reach beyond the row: parameters and arguments are as of `read` and `load`.
         """
         comptime for all in [True, False]:
             if self.whole == all:
                 comptime for j in range(Self.rounds):
                     if self.has[all](j):
-                        raw[j] = load_aligned[Self.width, past_l1](
+                        raw[j] = load_aligned[Self.width, past_l1, told](
                             self.address(j), policy
                         )
 
@@ -287,22 +292,22 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
     @inline(.always)
     def edges[
-        edged: Bool
+        edged: Bool, told: Bool = True
     ](self, mut raw: Array[Self.Values, Self.rounds]) -> Self.Values:
-        """Reads the others, of which parts are the unit's: parameters, arguments and result are as of `read`.
+        """Reads the others, of which parts are the unit's: parameters, arguments and result are as of `read` and `load`.
         """
         var after = Self.Values(self.filler)
         comptime if edged:
             if not self.whole:
                 var tail_round = self.tail_round()
                 if tail_round < Self.rounds:
-                    var tail = self.load(tail_round)
+                    var tail = self.load[told](tail_round)
                     comptime for j in range(Self.rounds):
                         if j == tail_round:
                             raw[j] = tail
             if self.shared:
-                after = self.end()
-                raw[0] = self.begin()
+                after = self.end[told]()
+                raw[0] = self.begin[told]()
         return after
 
     @inline(.always)
