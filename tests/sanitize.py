@@ -39,11 +39,16 @@ def softmax():
     # Units of the whole GPU's warps that are asked for: held, and in part read again.
     run((40, 200_001), 1)
     run((20, 700_001), 1, dtype=ml_dtypes.bfloat16)
+    # One warp of a block looks for the others.
+    run((6, 700_001), 1)
     run((2, 12_000_001), 1)
     for n in (3, 13, 60, 100, 300, 3001, 16001, 30001):
         for inner in (3, 8, 40):
             for dtype in BOTH:
                 run((2, n, inner), 1, dtype=dtype)
+    # Panels that are taken by the vector.
+    run((300, 8, 4), 1)
+    run((300, 8, 8), 1, dtype=ml_dtypes.bfloat16)
     for n, inner in ((13, 133), (3001, 133)):
         for dtype in BOTH:
             run((2, n, inner), 1, dtype=dtype)

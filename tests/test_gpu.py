@@ -311,7 +311,11 @@ def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
     torch = pytest.importorskip("torch")
     import maxsoftmax.torch as ours
 
-    shapes = [((1 << 25) // n, n) for n in (400_001, 2**20, 2**22, 2**23)] + [(40_000, 512), (200_000, 65)]
+    shapes = [((1 << 25) // n, n) for n in (400_001, 2**20, 2**22, 2**23)] + [
+        (70, 700_001),
+        (40_000, 512),
+        (200_000, 65),
+    ]
     tensors = [torch.randn(shape, device="cuda") for shape in shapes]
     axes = [0 if n < 1000 else 1 for _, n in shapes]
     alone = [ours.softmax(x, axis) for x, axis in zip(tensors, axes, strict=True)]

@@ -72,12 +72,15 @@ def test_every_launch_is_one_that_the_gpu_accepts(calls):
 
 def test_logits_are_read_with_a_hint_that_is_a_constant(library):
     code = library.read_bytes()
+    first, last = (str(policy).encode() for policy in (0x12F0000000000000, 0x14F0000000000000))
     for load in (
         b"ld.global.L2::cache_hint.v4",
         b"ld.global.L2::cache_hint.b32",
+        b"ld.global.L1::no_allocate.L2::cache_hint.v4",
         b"cp.async.cg.shared.global.L2::cache_hint",
     ):
         assert load in code
+    assert code.count(last) > code.count(first) > 0
     # An instruction that makes it is in the way of loads that have a condition.
     assert b"createpolicy" not in code
 

@@ -72,7 +72,7 @@ def resident_panel_kernel[
     ).address_space_cast[AddressSpace.GENERIC]()
     resident_columns[finish, t, tile, of_block=True](
         MemoryTarget(memory),
-        MemorySource(Source[dtype](memory)),
+        MemorySource[dtype, outlasts=False](Source[dtype](memory)),
         nowhere[dtype](),
         Int64(outers) * inner,
         inner,

@@ -160,7 +160,7 @@ def speculative_kernel[
     var u = U(U.G(x, row, Int(n)), unit, lane)
     pdl_wait()
     var raw = Array[U.Values, S.tuned.rounds](fill=U.Values(u.filler))
-    u.ask(raw)
+    u.ask[told=False](raw)
     var target = Class(targets[row], n, ignored, False)
     # How far the target is from the lane's first element.
     var ahead = target.index - Int64(u.first * width)

@@ -6,7 +6,7 @@ is longer than the L2, what is read twice stays there if what is read or written
 
 from std.memory import bitcast
 from std.sys import inlined_assembly, is_nvidia_gpu, size_of
-from std.sys.info import _is_sm_9x
+from std.sys.info import _is_sm_9x, _is_sm_9x_or_newer
 from std.sys.intrinsics import _RegisterPackType
 
 from .rows import Source, Target, VECTOR_BYTES
@@ -18,13 +18,19 @@ comptime GONE_FIRST: Policy = 0x12F0000000000000
 """Nobody will read a line again."""
 
 comptime GONE_LAST: Policy = 0x14F0000000000000
-"""Somebody will; or what is written is to be given up before what was read: 16384×4096 of float32 take 127 µs instead of 131 (H200)."""
+"""Somebody will; or what is written is to be given up before what was read: 16384×4096 of float32 take 126 µs instead of 131 (H200)."""
 
 
-def has_policies() -> Bool:
-    """Returns whether the GPU that is compiled for is of a kind that was seen to gain by them.
+def has_policies[past_l1: Bool = False]() -> Bool:
+    """Returns whether the GPU that is compiled for is of a kind that was seen to gain by them, or may be.
+
+    Parameters:
+        past_l1: Whether what is read is told to be of no use soon, as the kernels do that the whole GPU takes part in.
     """
-    return is_nvidia_gpu() and _is_sm_9x()
+    comptime if past_l1:
+        return is_nvidia_gpu() and _is_sm_9x_or_newer()
+    else:
+        return is_nvidia_gpu() and _is_sm_9x()
 
 
 @inline(.always)
@@ -37,7 +43,7 @@ def load_aligned[
         dtype: Dtype of the elements.
         width: How many they are.
         past_l1: Whether they are not kept in the L1, where loads under way would need the room.
-        told: Whether the GPU is told of the policy.
+        told: Whether the GPU is told of the policy, of 2 to 16 bytes: only where they surely are in the GPU's memory, not a block's.
 
     Args:
         source: Where they are.
@@ -48,7 +54,7 @@ def load_aligned[
         ".L1::no_allocate" if past_l1 else ""
     ) + ".L2::cache_hint"
     comptime if not (
-        told and has_policies()
+        told and has_policies[past_l1]()
     ) or bytes > VECTOR_BYTES or bytes < 2:
         return source.unsafe_load[width=width, alignment=bytes]()
     elif bytes == 16:

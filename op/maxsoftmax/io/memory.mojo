@@ -20,14 +20,14 @@ struct MemorySource[dtype: DType, outlasts: Bool = True](RowSource):
 
     Parameters:
         dtype: Their dtype.
-        outlasts: Whether a GPU is told to give up results before those of a row along the last axis.
+        outlasts: Whether a GPU is told, where lines and columns load, to give up results first; not of what may be shared memory.
     """
 
     comptime device_type: AnyType = Self
     comptime elements = Self.dtype
     comptime in_memory = True
     comptime Line = MemorySourceLine[Self.dtype, Self.outlasts]
-    comptime Column = MemorySourceColumn[Self.dtype]
+    comptime Column = MemorySourceColumn[Self.dtype, Self.outlasts]
 
     var memory: Source[Self.dtype]
     """Where the first is."""
@@ -98,11 +98,12 @@ struct MemorySourceLine[dtype: DType, outlasts: Bool = True](SourceLine):
 
 
 @fieldwise_init
-struct MemorySourceColumn[dtype: DType](SourceColumn):
+struct MemorySourceColumn[dtype: DType, outlasts: Bool = True](SourceColumn):
     """Elements in memory, at equal distances.
 
     Parameters:
         dtype: Their dtype.
+        outlasts: As of `MemorySource`.
     """
 
     comptime loaded = Self.dtype
@@ -121,7 +122,7 @@ struct MemorySourceColumn[dtype: DType](SourceColumn):
     def load[width: Int](self, i: Int) -> SIMD[Self.loaded, width]:
         """Returns element `i` of `width` neighbouring rows, which is aligned.
         """
-        return load_aligned[width](self.address(i))
+        return load_aligned[width, told=Self.outlasts](self.address(i))
 
 
 @fieldwise_init

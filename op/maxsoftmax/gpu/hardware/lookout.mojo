@@ -15,8 +15,8 @@ comptime LOOKED_FOR = 64
 """Rows that a block has room for; of those after them each warp looks for itself."""
 
 comptime LEAST_UNITS = 1536
-"""Units of all rows from which on one warp looks for the others. µs of bfloat16 with one (with all), H200: 1×2^22, 1024 units, 11.3 (10.9); 1×2^23 16.9 (16.5), but float32, 4096 units, 23.5 (25.0); 1×2^24
-26.0 (27.3); 16×2^22 73.8 (75.6)."""
+"""Units of all rows from which on one warp looks for the others. µs where one does (where all do), H200, bfloat16: 1×2^22, 1024 units, 11.3 (10.9); 1×2^23, 2048 units, 16.9 (16.5), but of float32 4×2^20, as many, 14.7 (15.7); 1×2^24
+26.0 (27.4); 16×2^22 73.8 (75.6)."""
 
 comptime LEAST_OF_ROW = 320
 """The same, of each row: 64×2^19 of bfloat16, 128 units each, 40.6 (40.2); 64×1048577, 257 units, 91.5 (87.0)."""
@@ -33,7 +33,7 @@ struct Lookout(TrivialRegisterPassable):
 
     @inline(.always)
     def __init__(out self, rows: Int, units: Int):
-        """Nothing is known yet. All threads of the block call this.
+        """Nothing is known yet. All threads of the block call this, at least two for each of `LOOKED_FOR`.
 
         Args:
             rows: How many rows there are.
@@ -109,7 +109,7 @@ struct Lookout(TrivialRegisterPassable):
 def _exchange[
     name: StaticString
 ](place: Shared[UInt64], value: UInt64) -> UInt64:
-    """Changes a word at once, and returns what it was.
+    """Changes a word at once, and returns what it was: 0 on other GPUs than NVIDIA's, where each warp looks for itself.
 
     Parameters:
         name: How, as the instruction set calls it.

@@ -18,7 +18,7 @@ from .tree_reduction import Shared
 def fetch_vector[
     dtype: DType, //, bytes: Int = VECTOR_BYTES
 ](to: Shared[Scalar[dtype]], source: Source[dtype]):
-    """Has some bytes brought to a place in shared memory, not waiting for them.
+    """Has some bytes brought to a place in shared memory, not waiting for them, and tells the L2 what is to become of them.
 
     Parameters:
         dtype: What they are.

@@ -177,7 +177,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
 
         Args:
             raw: Where they go: what there is none of is left as it is, or filled up to a granule.
-            policy: The same.
+            policy: As of `load_aligned`, of those that do not reach beyond the row and are not computed.
         """
         self.ask[past_l1](raw, policy)
         return self.edges[edged](raw)

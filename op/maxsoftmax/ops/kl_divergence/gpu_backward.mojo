@@ -73,13 +73,15 @@ def rows_kernel[
     - `factor`: What logits are multiplied by.
     """
     comptime F = DType.float32
-    comptime P = MemoryPart[dtype, BLOCK_SIZE]
+    # As of the gradient of `cross_entropy`.
+    comptime outlasts = size_of[dtype]() > 2
+    comptime P = MemoryPart[dtype, BLOCK_SIZE, outlasts=outlasts]
     comptime vectors = TAKEN // P.width
     pdl_wait()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var part = P.of_share(
             MemoryTarget(dx),
-            MemorySource(p),
+            MemorySource[dtype, outlasts](p),
             row,
             Int(n),
             Int(thread_idx.x),

@@ -1,6 +1,7 @@
 """The gradient of tokens' logarithms and of the entropy on a GPU: one read and one write of the logits, and then its tokens."""
 
 from std.math import ceildiv
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -120,13 +121,15 @@ def rows_kernel[
     - `n`: Their length.
     - `factor`: What logits are multiplied by.
     """
-    comptime P = MemoryPart[dtype, BLOCK_SIZE]
+    # As of the gradient of `cross_entropy`.
+    comptime outlasts = size_of[dtype]() > 2
+    comptime P = MemoryPart[dtype, BLOCK_SIZE, outlasts=outlasts]
     comptime vectors = ELEMENTS // P.width
     pdl_wait()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var part = P.of_share(
             MemoryTarget(dx),
-            MemorySource(x),
+            MemorySource[dtype, outlasts](x),
             row,
             Int(n),
             Int(thread_idx.x),
