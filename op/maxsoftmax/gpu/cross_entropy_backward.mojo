@@ -24,10 +24,10 @@ from ..math.loss import (
 )
 from ..math.online import accumulator
 from ..queue import Queue, Scratch
-from ..io.memory import MemorySource, MemoryTarget
+from ..io.memory import MemoryTarget
 from ..io.rows import Rows, Source, Target
 from .hardware.pdl import pdl_wait, pdl_attributes
-from .partition.row import MemoryPart
+from .partition.row import LossPart
 from .totals import BLOCK_SIZE, Parts, counts_kernel
 from .hardware.tree_reduction import MAX_GRID
 from .tuning import Tuned
@@ -173,13 +173,11 @@ def part_of_gradient[
         ignored: The class of rows that do not count.
         smoothing: Share of the target that is spread over all classes.
     """
-    # 8192×128256 of bfloat16 take 1620 µs with their losses, and 1641 where the L2 is told to give up gradients first; 8192×32000 of float32 796 and 774 (H200).
-    comptime outlasts = size_of[dtype]() > 2
-    comptime P = MemoryPart[dtype, team, outlasts=outlasts]
+    comptime P = LossPart[dtype, team]
     comptime vectors = ELEMENTS // P.width
     var part = P.of_share(
         MemoryTarget(dx),
-        MemorySource[dtype, outlasts](x),
+        P.S(x),
         row,
         Int(n),
         Int(thread_idx.x) % team,

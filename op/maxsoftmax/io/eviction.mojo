@@ -25,7 +25,7 @@ def has_policies[past_l1: Bool = False]() -> Bool:
     """Returns whether the GPU that is compiled for is of a kind that was seen to gain by them, or may be.
 
     Parameters:
-        past_l1: Whether what is read is told to be of no use soon, as the kernels do that the whole GPU takes part in.
+        past_l1: Of loads as of `load_aligned`: those of the kernels that the whole GPU takes part in.
     """
     comptime if past_l1:
         return is_nvidia_gpu() and _is_sm_9x_or_newer()

@@ -61,14 +61,11 @@ struct Lookout(TrivialRegisterPassable):
 
     @inline(.always)
     def wait[
-        group: Int, //, exact: Bool
-    ](
-        self, board: Board[group], row: UInt32, lane: Int, seen: UInt64
-    ) -> Pair[]:
+        exact: Bool
+    ](self, board: Board, row: UInt32, lane: Int, seen: UInt64) -> Pair[]:
         """Returns a row's pair, once all of its groups' are there.
 
         Parameters:
-            group: Of the board.
             exact: Of the scale that the sums are in.
 
         Args:

@@ -15,8 +15,8 @@ from max.gpu.host import Dim
 from ...gpu.cross_entropy_backward import ELEMENTS, MAX_GRID_Y, ROUNDS
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID
-from ...gpu.partition.row import MemoryPart, product
-from ...io.memory import MemorySource, MemoryTarget
+from ...gpu.partition.row import LossPart, product
+from ...io.memory import MemoryTarget
 from ...io.rows import Rows, Source, Target
 from ...math.exponential import Scale, Unit
 from ...math.online import accumulator
@@ -73,15 +73,13 @@ def rows_kernel[
     - `factor`: What logits are multiplied by.
     """
     comptime F = DType.float32
-    # As of the gradient of `cross_entropy`.
-    comptime outlasts = size_of[dtype]() > 2
-    comptime P = MemoryPart[dtype, BLOCK_SIZE, outlasts=outlasts]
+    comptime P = LossPart[dtype, BLOCK_SIZE]
     comptime vectors = TAKEN // P.width
     pdl_wait()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var part = P.of_share(
             MemoryTarget(dx),
-            MemorySource[dtype, outlasts](p),
+            P.S(p),
             row,
             Int(n),
             Int(thread_idx.x),

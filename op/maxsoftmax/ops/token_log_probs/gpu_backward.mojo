@@ -1,7 +1,6 @@
 """The gradient of tokens' logarithms and of the entropy on a GPU: one read and one write of the logits, and then its tokens."""
 
 from std.math import ceildiv
-from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
@@ -14,8 +13,8 @@ from max.gpu.host import Dim
 from ...gpu.cross_entropy_backward import ELEMENTS, MAX_GRID_Y, ROUNDS
 from ...gpu.hardware.pdl import pdl_attributes, pdl_wait
 from ...gpu.hardware.tree_reduction import MAX_GRID
-from ...gpu.partition.row import MemoryPart
-from ...io.memory import MemorySource, MemoryTarget
+from ...gpu.partition.row import LossPart
+from ...io.memory import MemoryTarget
 from ...io.rows import Rows, Source, Target
 from ...math.exponential import Scale, Unit
 from ...math.loss import Targets
@@ -121,15 +120,13 @@ def rows_kernel[
     - `n`: Their length.
     - `factor`: What logits are multiplied by.
     """
-    # As of the gradient of `cross_entropy`.
-    comptime outlasts = size_of[dtype]() > 2
-    comptime P = MemoryPart[dtype, BLOCK_SIZE, outlasts=outlasts]
+    comptime P = LossPart[dtype, BLOCK_SIZE]
     comptime vectors = ELEMENTS // P.width
     pdl_wait()
     for row in range(Int(block_idx.x), Int(rows), Int(grid_dim.x)):
         var part = P.of_share(
             MemoryTarget(dx),
-            MemorySource[dtype, outlasts](x),
+            P.S(x),
             row,
             Int(n),
             Int(thread_idx.x),
