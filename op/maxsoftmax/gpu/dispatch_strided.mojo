@@ -136,10 +136,15 @@ def _by[
         comptime surely = 0 < rows.length <= most
         comptime if rows.length == 0 or surely:
             if surely or rows.n <= most:
-                comptime if skews and t.skews(size_of[S.elements]() > 2):
-                    comptime skewed = Tile(t.lanes, width).skewed(t.times())
+                comptime wide = size_of[S.elements]() > 2
+                comptime if skews and t.skews(wide):
+                    comptime times = t.times(wide, finish.inputs())
+                    comptime skewed = Tile(t.lanes, width).skewed(times)
+                    comptime by = t.skewed(times)
                     # Twice the columns are not twice the room: sums take more.
-                    comptime limit = resident_room[S, finish](t.alone(), skewed)
+                    comptime limit = resident_room[S, finish](
+                        by.alone() if times > 1 else by, skewed
+                    )
                     var together = t.cluster_blocks(rows.n, room)
                     var blocks = skewed.count(rows) * together
                     if (
@@ -148,7 +153,7 @@ def _by[
                         and t.is_skewed(rows.n, blocks, queue.sm_count())
                         and _fits[skewed](y, x, other, rows)
                     ):
-                        resident_strided[finish, t.skewed(), skewed](
+                        resident_strided[finish, by, skewed](
                             y, x, other, rows, queue, room
                         )
                         return

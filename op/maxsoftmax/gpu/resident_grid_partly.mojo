@@ -13,6 +13,8 @@ is between them it reads again, or computes again, once the row has been summed 
 | the same, and the L2 gives up results as it likes | 62.9 | – | – | – |
 | and what is held | 67.2 | – | – | – |
 | and what is held as it likes, but results first | – | 51 | – | – |
+| what is held in registers written from there, and what is read again before what is in shared memory | – | 53.7 | 142 | 36.1 |
+| what is read again first of all, 8 vectors at a time: the assembler has no registers left | – | 59.9 | 158 | 40.3 |
 | read twice, by `streaming` | 77.6 | – | – | – |
 
 On the H200 all of 1×2^24 is read after 26 µs and written after 44: as long as it is read, memory is busy, for what the call before has left in the L2 is written then.
