@@ -136,8 +136,9 @@ def resident_columns[
     comptime G = Gradient[log, exact, F, width]
     var thread = Int(thread_idx.x)
     var cluster = Cluster[clustered, numbers]()
+    var index = UInt32(0) if of_block else UInt32(cluster.index)
     var part = StridedPart[tile, S.in_memory](
-        0 if of_block else UInt32(cluster.index),
+        index,
         columns,
         inner,
         n,
@@ -274,24 +275,25 @@ def resident_columns[
     comptime rescaled = clustered or S.has_sink
     comptime lowered = exact and rescaled and in_registers
     # What follows from a pair is found by one thread for all.
-    comptime once = maxima.has_ends and not (
-        gradient or S.has_sink or finish == Finish.PAIR
-    )
+    comptime once = maxima.has_ends and not (gradient or finish == Finish.PAIR)
 
     @inline(.always)
     def leave(column: Int, pair: Pair[1]) {imm}:
         """Leaves in the rows of a column's sums what its results are made with.
         """
-        var ended = pair
+        var whole = pair
+        comptime if S.has_sink:
+            whole = pair.joined[exact](part.sink(x, index, columns, column))
+        var ended = whole
         comptime rows = Scratch[tile].stride
         var place = sums.first.unsafe_offset(column)
         place[] = end[finish, exact, lowered](ended, x.is_masked())
         place[unsafe_offset=rows] = ended.m
         comptime if rescaled and in_registers:
             var mine = maxima.first[unsafe_offset=column]
-            place[unsafe_offset=2 * rows] = rest_of[exact](mine, pair.m)
+            place[unsafe_offset=2 * rows] = rest_of[exact](mine, whole.m)
         elif rescaled:
-            sums.leave(2, column, Scale[exact](pair.m))
+            sums.leave(2, column, Scale[exact](whole.m))
 
     var pair = Pair(m, Vector(0))
     comptime if clustered:
@@ -331,7 +333,7 @@ def resident_columns[
         barrier()
     else:
         pair.d = sums.reduce[False](thread, sum.value)
-    comptime if S.has_sink:
+    comptime if S.has_sink and not once:
         var logits = none
         if part.is_there:
             logits = part.sinks(x)

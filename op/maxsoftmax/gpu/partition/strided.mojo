@@ -205,6 +205,34 @@ struct StridedPart[tile: Tile, counted: Bool](TrivialRegisterPassable):
             return x.sink[Self.width](self.outer[0], self.inner[0]).cast[F]()
 
     @inline(.always)
+    def sink[
+        S: RowSource, //
+    ](self, x: S, index: UInt32, columns: Int64, column: Int) -> Float32:
+        """Returns the additional logit of a column of the block, any where the tensor does not have it.
+
+        - `index`, `columns`: As for a thread's part.
+        - `column`: Which of the block's, counted as if none was skewed.
+        """
+        var apart = UInt32(self.stride)
+        var outer: UInt32
+        var inner: UInt32
+        comptime if Self.tile.is_skewed():
+            outer = UInt32(self.outer[0])
+            var granule = (index - outer * Self.tile.tiles(apart)) * UInt32(
+                Self.tile.lanes - 2
+            )
+            var of_position = Int(granule) * Self.width + column - Self.width
+            inner = UInt32(max(0, min(of_position, self.stride - 1)))
+        else:
+            var of_tensor = min(
+                index * UInt32(Self.tile.columns()) + UInt32(column),
+                UInt32(columns) - 1,
+            )
+            outer = of_tensor // apart
+            inner = of_tensor - outer * apart
+        return x.sink[1](Int(outer), Int(inner)).cast[DType.float32]()[0]
+
+    @inline(.always)
     def write[
         exact: Bool
     ](self, y: Target[DType.float32], pair: Pair[Self.width]):
