@@ -132,7 +132,7 @@ struct Columns[dtype: DType]:
                 index[5] = at.inner
 
             forms.scale = Self.operand(Kind.NUMBER, places[0])
-            var scaled = ScaledSource(x.source(), forms).column(at)
+            var scaled = ScaledSource[_, True](x.source(), forms).column(at)
             for i in range(3):
                 index[AXIS] = 1 + 2 * i
                 var elements = scaled.load[WIDTH](i)

@@ -269,19 +269,20 @@ struct Gpu(Kernels):
             var logits = InMemory[dtype, axis](x, forms.shape)
             made_softmax[Self, axis](y, logits, forms, rows, queue)
         elif not contiguous:
-            comptime if dtype != DType.float64 and (
-                known.may_be(Class.SCALED) or known.may_be(Class.CUT)
-            ):
-                if are == Class.SCALED or (
-                    are == Class.CUT and not forms.causal
-                ):
-                    strided[finish](
-                        y,
-                        ScaledSource(x, forms.scaled()),
-                        rows,
-                        queue,
-                    )
-                    return
+            comptime if dtype != DType.float64:
+                comptime for with_sink in [False, True]:
+                    comptime of = Class.CUT if with_sink else Class.SCALED
+                    comptime if known.may_be(of):
+                        if are == of and not forms.causal:
+                            strided[finish](
+                                y,
+                                ScaledSource[dtype, with_sink](
+                                    x, forms.scaled()
+                                ),
+                                rows,
+                                queue,
+                            )
+                            return
             strided[finish](y, Formed[Class.ANY](x, forms), rows, queue)
         else:
             comptime if in_memory[out_dtype, epilogue]():
