@@ -216,13 +216,11 @@ def resident_short_kernel[
                 kept[j] = scale.quick(scaled_logits(j))
             add[exact](sum, kept[j])
     var d = lanes_reduce[total, lanes]((sum.value - sum.excess).reduce_add())
-    comptime if finish == Finish.LOGARITHMS:
-        d *= scale.quick_factor()
     var of_row = G(d)
     var pair = Pair(m, d)
     var last = Float32(0)
     comptime if not gradient:
-        last = end[finish, exact](pair, x.is_masked())
+        last = end[finish, exact, quick=True](pair, x.is_masked())
     var results = Shared[Scalar[stored]](
         unsafe_from_address=Int(logits)
     ) if apart == 0 else Shared[Scalar[stored]](

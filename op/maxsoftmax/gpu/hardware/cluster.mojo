@@ -71,15 +71,22 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         )
 
     @inline(.always)
-    def relative[exact: Bool](self) -> Self.Values:
+    def relative[exact: Bool, quick: Bool = False](self) -> Self.Values:
         """Returns Σ e^(x - m): from 1 up, 0 for nothing but -inf; NaN if m is not finite otherwise.
 
         Parameters:
             exact: Of the scale that d is in.
+            quick: Whether d is a sum of what the scale's `quick` returned.
         """
         var nothing = self.m.eq(neg_inf[DType.float32]())
         var scale = Scale[exact, Self.width](self.m)
-        var sum = quotient(self.d, scale.exp(scale.m))
+        # What the largest element has added to d: where the others count for nothing, the logarithm is to be 0.
+        var largest: Self.Values
+        comptime if quick:
+            largest = scale.quick(scale.m)
+        else:
+            largest = scale.exp(scale.m)
+        var sum = quotient(self.d, largest)
         return nothing.select(
             Self.Values(0),
             abs(self.m)

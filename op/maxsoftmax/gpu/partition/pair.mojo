@@ -25,7 +25,12 @@ def add[
 
 @inline(.always)
 def end[
-    width: SIMDLength, //, finish: Finish, exact: Bool, lowered: Bool = False
+    width: SIMDLength,
+    //,
+    finish: Finish,
+    exact: Bool,
+    lowered: Bool = False,
+    quick: Bool = False,
 ](mut pair: Pair[width], masked: Bool) -> SIMD[DType.float32, width]:
     """Returns what exponentials of rows are to be multiplied by to be probabilities, 1 / d, or what is to be subtracted from
     logits less their maxima for logarithms, ln d.
@@ -35,6 +40,7 @@ def end[
         finish: Which of them.
         exact: Of the scale that d is in.
         lowered: Whether the exponentials are in the lowered unit.
+        quick: As of `Pair.relative`.
 
     Args:
         pair: The pairs of whole rows. Where one is masked and there is nothing but -inf, its maximum becomes 0.
@@ -43,7 +49,7 @@ def end[
     comptime Vector = SIMD[DType.float32, width]
     var factor: Vector
     comptime if finish == Finish.LOGARITHMS:
-        factor = logarithm(pair.relative[exact]())
+        factor = logarithm(pair.relative[exact, quick]())
     else:
         factor = pair.reciprocal[lowered]()
     if masked:
