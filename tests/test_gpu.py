@@ -636,7 +636,7 @@ def test_many_odd_columns_of_16_bits_have_the_bits_of_few(n, inner):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "scaled"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "scaled", "scaled with a sink"])
 @pytest.mark.parametrize(
     ("outer", "n", "inner"),
     [
@@ -665,6 +665,8 @@ def test_columns_by_the_granule_have_the_bits_of_others(what, outer, n, inner, d
         if what == "gradient":
             return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
         if what == "scaled":
+            return maxsoftmax.softmax(x, axis=1, temperature=2.0)
+        if what == "scaled with a sink":
             return maxsoftmax.softmax(x, axis=1, temperature=2.0, sink=sink[..., columns].contiguous())
         return getattr(maxsoftmax, what)(x, axis=1)
 
@@ -674,17 +676,17 @@ def test_columns_by_the_granule_have_the_bits_of_others(what, outer, n, inner, d
     x[outer // 2, n - 1, 8] = torch.nan
     y = along(x, dy, slice(None))
     assert y.isnan().any(1).nonzero().tolist() == sorted(
-        [[outer // 2, 8], *([[0, 0], [outer - 1, inner - 1]] if what in ("softmax", "log_softmax") else [])]
+        [[outer // 2, 8], *([[0, 0], [outer - 1, inner - 1]] if what in ("softmax", "log_softmax", "scaled") else [])]
     )
     # Both ends, and the middle, of columns of which so few are another kernel's.
     for start in (0, 13, inner // 2, inner - 31):
         columns = slice(start, start + 31)
         few = along(x[..., columns].contiguous(), dy[..., columns].contiguous(), columns)
         torch.testing.assert_close(y[..., columns], few, rtol=0, atol=0, equal_nan=True)
-    if what in ("softmax", "scaled"):
-        logits = x[-1:].double()
-        if what == "scaled":
-            logits = torch.cat((logits / 2, sink[-1:].double()), 1)
+    if what == "softmax" or "scaled" in what:
+        logits = x[-1:].double() / (2 if "scaled" in what else 1)
+        if "sink" in what:
+            logits = torch.cat((logits, sink[-1:].double()), 1)
         expected = logits.softmax(1)[:, :n]
         rtol = 1e-5 if dtype == "float32" else 2**-7
         torch.testing.assert_close(y[-1:].double(), expected, rtol=rtol, atol=1e-30, equal_nan=True)

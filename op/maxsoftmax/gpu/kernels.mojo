@@ -270,6 +270,7 @@ struct Gpu(Kernels):
             made_softmax[Self, axis](y, logits, forms, rows, queue)
         elif not contiguous:
             comptime if dtype != DType.float64:
+                # What is cut and not causal has a sink.
                 comptime for with_sink in [False, True]:
                     comptime of = Class.CUT if with_sink else Class.SCALED
                     comptime if known.may_be(of):

@@ -274,12 +274,13 @@ def resident_columns[
     # What the block's exponentials are to be multiplied by to be in the unit of the pair, or the lowered one.
     comptime rescaled = clustered or S.has_sink
     comptime lowered = exact and rescaled and in_registers
-    # What follows from a pair is found by one thread for all.
+    # A sink, and what follows from a pair, are one thread's work for all. It asks for a sink when it needs it: asked for at the start, without a sink,
+    # 16×1024×1024 of bfloat16 take 27 µs instead of 25, 64×500×4096 140 instead of 134 (H200).
     comptime once = maxima.has_ends and not (gradient or finish == Finish.PAIR)
 
     @inline(.always)
     def leave(column: Int, pair: Pair[1]) {imm}:
-        """Leaves in the rows of a column's sums what its results are made with.
+        """Joins a column's sink to the pair of its elements, and leaves in the rows of its sums what its results are made with.
         """
         var whole = pair
         comptime if S.has_sink:

@@ -341,8 +341,8 @@ struct Strip(TrivialRegisterPassable):
         instead of 153.
 
         Of 16 bits two blocks on a multiprocessor are better than one twice as large, of which fewer fit the GPU evenly. 64×1023×1023 107 µs instead of 118,
-        20×700×999, which would be dealt then, 29 instead of 37, 16×3000×1023 88 instead of 95, but 8×8000×1001 124 instead of 123 (H200). Gradients are not: 64×1023×1023
-        146 µs instead of 129, 64×500×4095 211 instead of 184, 8×8000×1001 210 instead of 148, but 20×700×999 33 instead of 41.
+        20×700×999, which would be dealt then, 29 instead of 37, 16×3000×1023 88 instead of 95, but 8×8000×1001 124 instead of 123 (H200). Most gradients are slower
+        so: 64×1023×1023 146 µs instead of 129, 64×500×4095 211 instead of 184, 8×8000×1001 210 instead of 148, but 20×700×999 33 instead of 41.
 
         Args:
             wide: Whether elements have 4 bytes, not 2.

@@ -234,7 +234,7 @@ trait Tuning:
                 Strip(64, 64, 16, 3, False, 1),
                 Strip(128, 32, 16, 3, False, 1),
             ]
-        # 16×1024×1024 scaled along axis 1: float32 48 µs by three blocks, 54 by two; bfloat16 38 and 30.
+        # Of logits that are computed, 16×1024×1024 along axis 1 with a factor: float32 48 µs by three blocks, 54 by two; bfloat16 38 and 30.
         var blocks = 4 if in_memory else (3 if wide else 2)
         return [
             Strip(4, 256, 4, 4, False, 1),
