@@ -18,8 +18,8 @@ struct ScaledSource[dtype: DType, with_sink: Bool](RowSource):
 
     Parameters:
         dtype: Dtype of the tensor.
-        with_sink: Whether each row has one more logit. Kernels for both are slower: without a sink, 4000×16×512 of bfloat16 take 54 µs by them
-            and 44 by kernels of their own, 64×1023×1023 125 and 111, 64×500×4096 134 and 134 (H200).
+        with_sink: Whether each row has one more logit. Kernels that look for one are slower where there is none: 4000×16×512 of bfloat16 take 54 µs by them
+            and 44 by those that do not, 64×1023×1023 125 and 111, 64×500×4096 134 and 134 (H200).
     """
 
     comptime device_type: AnyType = Self

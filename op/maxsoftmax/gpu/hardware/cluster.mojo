@@ -81,11 +81,7 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         var nothing = self.m.eq(neg_inf[DType.float32]())
         var scale = Scale[exact, Self.width](self.m)
         # What the largest element has added to d: where the others count for nothing, the logarithm is to be 0.
-        var largest: Self.Values
-        comptime if quick:
-            largest = scale.quick(scale.m)
-        else:
-            largest = scale.exp(scale.m)
+        var largest = scale.quick(scale.m) if quick else scale.exp(scale.m)
         var sum = quotient(self.d, largest)
         return nothing.select(
             Self.Values(0),

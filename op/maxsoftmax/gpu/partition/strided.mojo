@@ -98,11 +98,8 @@ struct StridedPart[tile: Tile, counted: Bool](TrivialRegisterPassable):
         comptime if Self.tile.is_skewed():
             # Neighbouring threads have neighbouring granules, the first the last but one of the block before.
             var lane = UInt32(thread % Self.tile.lanes)
-            var tiles = Self.tile.tiles(apart)
-            var outer = index // tiles
-            var granule = (index - outer * tiles) * UInt32(
-                Self.tile.lanes - 2
-            ) + lane
+            var outer = index // Self.tile.tiles(apart)
+            var granule = Self._first_granule(index, outer, apart) + lane
             var place = (outer * UInt32(n) + UInt32(self.first)) * apart
             self.skew = Int32(place % UInt32(Self.width))
             self.outer[0] = Int(outer)
@@ -126,9 +123,7 @@ struct StridedPart[tile: Tile, counted: Bool](TrivialRegisterPassable):
                 self.is_there = column < all
             comptime if Self.tile.is_dealt():
                 column = min(column, all - 1)
-            var outer = column // apart
-            self.outer[c] = Int(outer)
-            self.inner[c] = Int(column - outer * apart)
+            self.outer[c], self.inner[c] = Self._place(column, apart)
         self.end = min(Int(n), self.start + Int(share)) if self.is_there else 0
         self.count = Int32(
             max(0, min(Int(share), Int(n) - self.start))
@@ -214,23 +209,41 @@ struct StridedPart[tile: Tile, counted: Bool](TrivialRegisterPassable):
         - `column`: Which of the block's, counted as if none was skewed.
         """
         var apart = UInt32(self.stride)
-        var outer: UInt32
-        var inner: UInt32
+        var outer: Int
+        var inner: Int
         comptime if Self.tile.is_skewed():
-            outer = UInt32(self.outer[0])
-            var granule = (index - outer * Self.tile.tiles(apart)) * UInt32(
-                Self.tile.lanes - 2
-            )
-            var of_position = Int(granule) * Self.width + column - Self.width
-            inner = UInt32(max(0, min(of_position, self.stride - 1)))
+            outer = self.outer[0]
+            var granule = Self._first_granule(index, UInt32(outer), apart)
+            inner = (Int(granule) - 1) * Self.width + column
+            inner = max(0, min(inner, self.stride - 1))
         else:
             var of_tensor = min(
                 index * UInt32(Self.tile.columns()) + UInt32(column),
                 UInt32(columns) - 1,
             )
-            outer = of_tensor // apart
-            inner = of_tensor - outer * apart
-        return x.sink[1](Int(outer), Int(inner)).cast[DType.float32]()[0]
+            outer, inner = Self._place(of_tensor, apart)
+        return x.sink[1](outer, inner).cast[DType.float32]()[0]
+
+    @staticmethod
+    @inline(.always)
+    def _first_granule(index: UInt32, outer: UInt32, apart: UInt32) -> UInt32:
+        """Returns which granule of its position the first of a skewed tile is, counted from the one before the position's first.
+
+        - `index`: Which tile.
+        - `outer`: Its place before the axis.
+        - `apart`: How many columns a position has.
+        """
+        return (index - outer * Self.tile.tiles(apart)) * UInt32(
+            Self.tile.lanes - 2
+        )
+
+    @staticmethod
+    @inline(.always)
+    def _place(column: UInt32, apart: UInt32) -> Tuple[Int, Int]:
+        """Returns the places of a column of the tensor before the axis and after it.
+        """
+        var outer = column // apart
+        return Int(outer), Int(column - outer * apart)
 
     @inline(.always)
     def write[
