@@ -33,7 +33,7 @@ class NumPy:
         """
         of_numpy_itself = dtype == like.dtype and isinstance(like.owner, np.ndarray)
         known = like.owner.dtype if of_numpy_itself else bits(dtype)
-        return of_numpy(reused.array(shape, np.dtype(known), order), dtype)
+        return of_numpy(reused.array(shape, np.dtype(known), order, like.address), dtype)
 
     def part(self, whole: Array, i: int) -> Array:
         """Returns a part of what `empty` had made, along its first dimension, which has to lie first in memory."""
@@ -153,7 +153,7 @@ class Torch(Foreign):
         known, sizes = getattr(torch, dtype), [shape[i] for i in order]
         size = known.itemsize * product(sizes)
         if like.device == HOST and size >= reused.LARGE:
-            laid = torch.frombuffer(reused.room(size), dtype=known).view(sizes).data
+            laid = torch.frombuffer(reused.room(size, like.address), dtype=known).view(sizes).data
         else:
             laid = torch.empty(sizes, dtype=known, device=place)
         tensor = laid.permute(*inverse(order)) if order else laid

@@ -142,7 +142,7 @@ def fresh_like(x: torch.Tensor) -> torch.Tensor:
 
 def reused_like(x: torch.Tensor) -> torch.Tensor:
     """Returns an uninitialized tensor of a CPU that lies as `x` does, without gaps, in memory that is used again."""
-    flat = torch.frombuffer(reused.room(x.nbytes), dtype=x.dtype)
+    flat = torch.frombuffer(reused.room(x.nbytes, x.data_ptr()), dtype=x.dtype)
     # As below.
     return flat.as_strided(x.shape, x.stride()).data
 
