@@ -280,13 +280,17 @@ def test_gradients_of_short_rows_are_those_of_float64_in_every_batch_and_at_ever
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("what", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("what", ["softmax", "log_softmax", "scaled"])
 @pytest.mark.parametrize("n", [17_999, 18_000, 24_001, 30_000, 50_257, 133_121, 200_000, 262_144, 270_001])
 def test_columns_that_take_the_whole_gpu_are_those_of_float64_in_every_batch(n, what, dtype):
     torch = pytest.importorskip("torch")
     import maxsoftmax.torch as ours
 
-    op = getattr(ours, what)
+    def op(x, axis):
+        if what == "scaled":
+            return maxsoftmax.softmax(x, axis=axis, scale=0.75)
+        return getattr(ours, what)(x, axis)
+
     generator = torch.Generator("cuda").manual_seed(n)
     x = torch.randn(2, n, 137, device="cuda", generator=generator).mul(3).to(getattr(torch, dtype))
     x[0, :, :40] += 500
@@ -296,15 +300,27 @@ def test_columns_that_take_the_whole_gpu_are_those_of_float64_in_every_batch(n, 
     x[1, :, 72] = -torch.inf
     x[0, 0, 73] = torch.inf
     y = op(x, 1)
-    torch.testing.assert_close(
-        y.double(), getattr(torch, what)(x.double(), 1), equal_nan=True, **tolerance(what, dtype)
-    )
+    expected = x.double().mul(0.75).softmax(1) if what == "scaled" else getattr(torch, what)(x.double(), 1)
+    torch.testing.assert_close(y.double(), expected, equal_nan=True, **tolerance(what, dtype))
     # By the vector and by the element, in strips that are full or not.
     for start, columns in ((0, 137), (0, 136), (0, 128), (5, 2), (8, 24), (33, 17), (40, 96)):
         for shift in (0, 1):
             alone = op(at(x[1:, :, start : start + columns].contiguous(), shift), 1)
             part = y[1:, :, start : start + columns]
             torch.testing.assert_close(alone, part, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("n", [3, 100, 1000, 1001, 5000, 16_384, 30_001, 128_256, 400_001, 2**20, 2**24 + 1])
+def test_a_peak_of_a_row_of_any_length_leaves_its_logarithm_exact(n, axis):
+    torch = pytest.importorskip("torch")
+
+    others = 1 if n > 2**20 else 33
+    for m in (0.5, 3.0, 22.7, 31.1, 63.5, 64.5, 1000.3):
+        x = torch.full((others, n) if axis else (n, others), m - 200.0, device="cuda")
+        x.select(axis, n // 2).fill_(m)
+        y = maxsoftmax.log_softmax(x, axis=axis).select(axis, n // 2)
+        assert y.eq(0).all(), (m, y)
 
 
 def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():

@@ -98,22 +98,26 @@ def _by[
     # Of larger warps fewer rows would be added up, and in another order.
     comptime gpu = DeviceContext.default_device_info
     comptime skews = dealt and gpu.warp_size == 32
-    comptime if line == 0 and plain and Tuned.holds_in_grid and not (
+    comptime in_grid = plain or (
+        finish == Finish.PROBABILITIES
+        and S.in_memory
+        and S.Column.scaled
+        and not S.has_sink
+    )
+    comptime if line == 0 and in_grid and Tuned.holds_in_grid and not (
         0 < rows.length < GRID_LENGTH
     ):
         var units = grid_column_units(rows.n, queue)
         if units > 0:
             comptime tile = Tile(LANES, width, way)
-            var to = rebind[MemoryTarget[S.elements]](y)
-            var memory = rebind[MemorySource[S.elements]](x).memory
             comptime if skews:
                 comptime skewed = tile.skewed(1)
                 if aligned and _fits[skewed](y, x, other, rows):
                     resident_grid_strided[finish, skewed](
-                        to, memory, rows, units, queue
+                        y, x, rows, units, queue
                     )
                     return
-            resident_grid_strided[finish, tile](to, memory, rows, units, queue)
+            resident_grid_strided[finish, tile](y, x, rows, units, queue)
             return
     comptime if line == len(table):
         # 0.53 (50257 positions); of gradients 0.57 / 0.52 (20000 positions)

@@ -34,8 +34,8 @@ from max.gpu import (
 )
 from max.gpu.primitives import warp
 
-from ..io.memory import MemorySource
-from ..io.rows import Rows, Source, VECTOR_BYTES
+from ..io.rows import Positions, Rows, VECTOR_BYTES
+from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..math.exponential import Scale
 from ..math.online import Sum
@@ -53,6 +53,7 @@ from .partition.pair import add, end
 from .partition.scratch import combine_columns, put_askew, put_straight
 from .partition.strided import StridedPart, is_exact
 from .partition.tile import COLUMN_THREADS, Tile
+from .partition.unit_sum import multiplied
 
 comptime LANES = 8
 """Vectors of columns that a warp takes: a line of the cache."""
@@ -90,10 +91,10 @@ comptime GRID_LENGTH = 18000
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(BLOCK_SIZE))
 )
 def resident_grid_strided_kernel[
-    dtype: DType, T: RowTarget, finish: Finish, tile: Tile
+    S: RowSource, T: RowTarget, finish: Finish, tile: Tile
 ](
     y: T,
-    x: Source[dtype],
+    x: S,
     memory: Words,
     columns: Int64,
     inner: Int64,
@@ -105,7 +106,7 @@ def resident_grid_strided_kernel[
     """Writes softmax of columns, or its logarithm.
 
     Parameters:
-        dtype: Dtype of the logits, of 4 bytes or 2.
+        S: Where logits come from: memory, of 4 bytes or 2, maybe times a factor.
         T: Where results go.
         finish: What of each element is written.
         tile: A team's columns.
@@ -122,7 +123,8 @@ def resident_grid_strided_kernel[
         zero: What nobody but the caller knows to be 0.
     """
     comptime F = DType.float32
-    comptime S = MemorySource[dtype]
+    comptime dtype = S.Column.loaded
+    comptime scaled = S.Column.scaled
     comptime width = tile.width
     comptime Raw = SIMD[dtype, width]
     comptime D = Deal[tile]
@@ -160,6 +162,28 @@ def resident_grid_strided_kernel[
         )
         return
     var holders = UInt32(grid_dim.x - MERGERS)
+    var multiplier = Float32(1)
+    comptime if scaled:
+        multiplier = x.column(
+            Positions(0, 0, 0, 1, Int(n), Int(inner))
+        ).factor()
+
+    @inline(.always)
+    def scale_of(m: Values) {imm} -> Scale[exact, width]:
+        """Returns the scale of a maximum for elements: a factor of them is best in its slope.
+        """
+        var scale = Scale[exact, width](m)
+        comptime if scaled and not exact:
+            scale.slope *= multiplier
+        return scale
+
+    @inline(.always)
+    def logits[every: Bool](elements: Raw) {imm} -> Values:
+        """Returns elements times the factor; only where exponentials need that, unless `every`.
+        """
+        return rebind[Values](
+            multiplied[scaled and (exact or every)](elements, multiplier)
+        )
 
     @inline(.always)
     def of_unit(id: UInt32) {imm} -> Part:
@@ -197,9 +221,9 @@ def resident_grid_strided_kernel[
                 if column % of_lane == i:
                     pair.m[k] = of_m
                     pair.d[k] = of_d
-        var of_strip = Scale[exact, width](pair.m)
         var rest = Values(1)
-        var factor = end[finish, exact, keeps](pair, False)
+        var factor = end[finish, exact, keeps, quick=True](pair, x.is_masked())
+        var of_strip = scale_of(pair.m)
         comptime if keeps:
             var scale = Scale[exact, width](m)
             rest = scale.over_lowered(of_strip) * scale.quick_factor()
@@ -216,14 +240,14 @@ def resident_grid_strided_kernel[
             comptime for j in range(UNROLL):
                 var i = first + j
                 if part.has(i):
-                    var kept = slots.take(i).cast[F]()
+                    var kept = slots.take(i)
                     var result: Values
                     comptime if finish == Finish.LOGARITHMS:
-                        result = (kept - pair.m) - factor
+                        result = (logits[True](kept) - pair.m) - factor
                     elif keeps:
-                        result = kept * rest * factor
+                        result = kept.cast[F]() * rest * factor
                     else:
-                        result = of_strip.quick(kept) * factor
+                        result = of_strip.quick(logits[False](kept)) * factor
                     target.store(i, result, part.left(i))
 
     var parked = none
@@ -238,7 +262,7 @@ def resident_grid_strided_kernel[
         var seen = board.Bits(0)
         if id < end_id:
             var part = of_unit(id)
-            var source = part.source(S(x))
+            var source = part.source(x)
             if part.has_all(ROUNDS - 1):
                 comptime for j in range(ROUNDS):
                     var late = UInt32(0)
@@ -263,14 +287,16 @@ def resident_grid_strided_kernel[
                 m = D.of_chains[combine_columns[True, dtype, width]](
                     largest
                 ).cast[F]()
+            comptime if scaled:
+                m *= multiplier
             var straight_m = m
             m = put_askew[tile](m, part.skew, lane)
-            var scale = Scale[exact, width](m)
+            var scale = scale_of(m)
             var sum = Sum[F, width]()
             comptime for i in range(0, ROUNDS, UNROLL):
                 var terms = Values(0)
                 comptime for j in range(i, i + UNROLL):
-                    var e = scale.quick(raw[j].cast[F]())
+                    var e = scale.quick(logits[False](raw[j]))
                     comptime if keeps:
                         raw[j] = rebind[Raw](e)
                     terms = e if j == i else terms + e
@@ -327,12 +353,12 @@ def grid_column_units(n: Int, queue: Queue) raises -> Int:
 
 
 def resident_grid_strided[
-    dtype: DType, T: RowTarget, //, finish: Finish, tile: Tile
-](y: T, x: Source[dtype], rows: Rows, units: Int, queue: Queue) raises:
+    S: RowSource, T: RowTarget, //, finish: Finish, tile: Tile
+](y: T, x: S, rows: Rows, units: Int, queue: Queue) raises:
     """Launches `resident_grid_strided_kernel`.
 
     Parameters:
-        dtype: Dtype of the logits.
+        S: Where logits come from, as of the kernel.
         T: Where results go.
         finish: What of each element is written.
         tile: A team's columns, of `LANES` vectors.
@@ -348,7 +374,7 @@ def resident_grid_strided[
     var size = ColumnBoard[tile.columns() // WARP_SIZE].size(strips, units)
     var memory = queue.scratch[DType.uint64](size)
     clear(memory.pointer, size, queue)
-    queue.launch[resident_grid_strided_kernel[dtype, T, finish, tile]](
+    queue.launch[resident_grid_strided_kernel[S, T, finish, tile]](
         y,
         x,
         memory.pointer,

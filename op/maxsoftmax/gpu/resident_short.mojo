@@ -218,6 +218,8 @@ def resident_short_kernel[
     var d = lanes_reduce[total, lanes]((sum.value - sum.excess).reduce_add())
     var of_row = G(d)
     var pair = Pair(m, d)
+    comptime if finish == Finish.LOGARITHMS:
+        pair.d *= scale.quick_factor()
     var last = Float32(0)
     comptime if not gradient:
         last = end[finish, exact, quick=True](pair, x.is_masked())

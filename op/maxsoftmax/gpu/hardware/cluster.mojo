@@ -76,12 +76,16 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
 
         Parameters:
             exact: Of the scale that d is in.
-            quick: Whether d is a sum of what the scale's `quick` returned.
+            quick: Whether d is a sum of what the scale's `quick` returned, times its `quick_factor`.
         """
         var nothing = self.m.eq(neg_inf[DType.float32]())
         var scale = Scale[exact, Self.width](self.m)
         # What the largest element has added to d: where the others count for nothing, the logarithm is to be 0.
-        var largest = scale.quick(scale.m) if quick else scale.exp(scale.m)
+        var largest: Self.Values
+        comptime if quick:
+            largest = scale.quick(scale.m) * scale.quick_factor()
+        else:
+            largest = scale.exp(scale.m)
         var sum = quotient(self.d, largest)
         return nothing.select(
             Self.Values(0),

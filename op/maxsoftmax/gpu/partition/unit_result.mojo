@@ -41,7 +41,7 @@ def factors[
         masked: As of `end`.
     """
     var rest = Float32(1)
-    var factor = end[finish, exact, keeps](pair, masked)[0]
+    var factor = end[finish, exact, keeps, quick=True](pair, masked)[0]
     comptime if in_unit:
         comptime if keeps:
             rest = scale.over_lowered(of_row) * scale.quick_factor()
