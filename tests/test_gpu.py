@@ -514,7 +514,10 @@ def test_rows_of_units_with_a_mask_have_the_same_bits_at_every_address(edge, dty
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
-@pytest.mark.parametrize("n", [257, 511, 512, 1000, 1023, 1024, 1025, 4097, 16_384, 100_001, 196_609, 300_002, 393_217])
+@pytest.mark.parametrize(
+    "n",
+    [257, 511, 512, 1000, 1023, 1024, 1025, 4097, 16_384, 100_001, 196_609, 300_000, 300_002, 393_217, 400_008],
+)
 def test_rows_that_share_a_mask_are_those_of_float64_in_every_batch(n, dtypes):
     torch = pytest.importorskip("torch")
     generator = torch.Generator("cuda").manual_seed(n)

@@ -4,6 +4,7 @@ its elements have 16 bits, and make logits of it when they compute.
 
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
+from std.memory import bitcast
 from std.sys import size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
@@ -277,6 +278,57 @@ struct _Along[dtype: DType](TrivialRegisterPassable):
         return values
 
     @inline(.always)
+    def of_either[
+        width: Int, aligned: Bool
+    ](self, i: Int) -> SIMD[Self.accum, width]:
+        """Returns its elements from `i` on, of floats of 16 bits or 32 that lie one after the other, without a branch, which would have the next
+        loads wait for these: 670×400000 bfloat16 beside a mask took 1050 µs with one (H200).
+
+        Parameters:
+            width: How many.
+            aligned: Whether so many are aligned.
+
+        Args:
+            i: The first.
+        """
+        comptime F = DType.float32
+        comptime half = DType.uint16
+        comptime Values = SIMD[Self.accum, width]
+        var are_wide = self.kind != Kind.NARROW
+        var bytes = 4 if are_wide else 2
+        var first = self.address.unsafe_offset(i * bytes)
+        # Those of 16 bits are read twice.
+        var narrow = SIMD[half, width]()
+        var wide: Values
+        comptime if aligned:
+            comptime size = width * size_of[half]()
+            narrow = first.unsafe_bitcast[Scalar[half]]().unsafe_load[
+                width=width, alignment=size
+            ]()
+            var rest = (
+                first.unsafe_offset(size if are_wide else 0)
+                .unsafe_bitcast[Scalar[half]]()
+                .unsafe_load[width=width, alignment=size]()
+            )
+            wide = rebind[Values](bitcast[F, width](narrow.join(rest)))
+        else:
+            var words = SIMD[DType.uint32, width]()
+            comptime for j in range(width):
+                var place = first.unsafe_offset(j * bytes)
+                var low = place.unsafe_bitcast[Scalar[half]]()[]
+                var high = place.unsafe_offset(
+                    bytes - size_of[half]()
+                ).unsafe_bitcast[Scalar[half]]()[]
+                narrow[j] = low
+                words[j] = (high.cast[DType.uint32]() << 16) | low.cast[
+                    DType.uint32
+                ]()
+            wide = rebind[Values](bitcast[F](words))
+        return SIMD[DType.bool, width](fill=are_wide).select(
+            wide, bitcast[Self.dtype](narrow).cast[Self.accum]()
+        )
+
+    @inline(.always)
     def values[width: Int, unit: Bool](self, i: Int) -> SIMD[Self.accum, width]:
         """Returns its elements from `i` on, of floats, or the number; parameters are as of `elements`.
         """
@@ -377,7 +429,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         comptime if Self.dtype == Self.accum:
             mask = self.mask_of[Self.accum, width, aligned](i)
         else:
-            mask = self.mask.values[width, True](i)
+            mask = self.mask.of_either[width, aligned](i)
         return mask.fma(
             SIMD[Self.accum, width](self.temperature.number),
             z * self.scale.number,
