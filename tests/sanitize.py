@@ -90,13 +90,17 @@ def relatives():
         for dtype in BOTH:
             forms(logits((2, 5, keys), dtype), dtype)
     # Beside a mask of floats: a warp a row, a block, clusters, the whole GPU; at both ends of a unit, and of memory.
-    for keys in (300, 512, 1000, 1023, 1025, 4097, 16_384, 50_257, 200_001, 400_001):
+    for keys in (300, 512, 1000, 1023, 1025, 4097, 16_384, 50_257, 200_001, 200_004, 400_001):
         for dtype in BOTH:
             for queries in (1, 5):
                 added(logits((2, queries, keys), dtype), dtype)
     for keys in (13, 300, 3001, 9001):
         for heads in (8, 13):
             forms(logits((2, keys, heads)), np.float32, -2)
+    # Held by the whole GPU.
+    for inner in (64, 65):
+        multiplied(logits((1, 18_001, inner)), np.float32)
+        multiplied(logits((1, 18_001, inner), BOTH[1]), BOTH[1])
 
 
 def along(x, dy, dtype):
@@ -123,6 +127,10 @@ def cross_entropy(x, dtype):
     loss, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
     close(loss, expected.sum() / counted, dtype)
     close(maxsoftmax.cross_entropy_backward(x, target, pairs, device=device), gradient / counted, dtype)
+
+
+def multiplied(x, dtype):
+    close(maxsoftmax.softmax(x, 1, scale=0.25, device=device), scipy.special.softmax(wide(x) / 4, 1), dtype)
 
 
 def added(x, dtype):

@@ -10,7 +10,7 @@ from ..ops.forms import Class, Forms
 from ..queue import Queue
 from .dispatch import grid_fits, teams_fit, units_fit
 from .dispatch_computed import computed
-from .resident_masked import LEAST_OF_GRID, masked_fits
+from .resident_masked import is_of_grid, masked_fits
 from .streaming_computed import streaming_computed
 from .tuning import Tuned
 
@@ -87,8 +87,10 @@ def formed[
                             queue,
                         ):
                             return
-                        comptime if rows.length == 0 or rows.length > LEAST_OF_GRID:
-                            if rows.n > LEAST_OF_GRID and grid_fits[finish](
+                        comptime if rows.length == 0 or is_of_grid[dtype](
+                            rows.length
+                        ):
+                            if is_of_grid[dtype](rows.n) and grid_fits[finish](
                                 y,
                                 passing,
                                 Formed[Class.LONG](x, forms),

@@ -103,6 +103,7 @@ def _by[
         and S.in_memory
         and S.Column.scaled
         and not S.has_sink
+        and T.Column.stored == S.elements
     )
     comptime if line == 0 and in_grid and Tuned.holds_in_grid and not (
         0 < rows.length < GRID_LENGTH

@@ -75,13 +75,6 @@ comptime ROUNDS = [4, 8, 8, 16]
 comptime ALONE = 2
 """How many of these are of rows that are a single unit."""
 
-comptime LEAST_OF_GRID = _longest[len(ROUNDS) - 2]()
-"""Elements that rows have more than which `masked_fits` may leave to the whole GPU.
-
-Those are all of more than 393216 elements, and of float32 all that are whole vectors: 512×200000 takes 252 µs instead of 322, 512×262144 316 instead of 355,
-32×262144 28.9 instead of 35.2, but 4×262144 9.0 instead of 8.4 (H200). The whole GPU takes longer for others: 512×262143 637 instead of 443.
-"""
-
 comptime MOST_ROWS = 8
 """Rows that a cluster takes at most: the mask is then a seventeenth of what is moved."""
 
@@ -476,10 +469,31 @@ def _fetch_mask[
         by[F]()
 
 
+def is_of_grid[dtype: DType](n: Int) -> Bool:
+    """Returns whether rows of length `n` beside a mask of floats are for the whole GPU: long ones, and of float32 shorter ones that are whole vectors.
+
+    512×200000 float32 takes 252 µs instead of 322, 512×262144 316 instead of 355, 32×262144 28.9 instead of 35.2, but 4×262144 9.0 instead of 8.4, and
+    512×262143 would take 637 instead of 443 (H200).
+
+    Parameters:
+        dtype: Dtype of the logits.
+
+    Args:
+        n: Length of each row.
+    """
+    comptime longest = len(ROUNDS) - 1
+    comptime most = _longest[longest]()
+    comptime most_of_whole = _longest[longest - 1]()
+    return n > most or (
+        size_of[dtype]() > 2 and n > most_of_whole and n % WIDTH == 0
+    )
+
+
 def masked_fits[
     S: RowSource, T: RowTarget, //
 ](y: T, x: S, sharing: Sharing, rows: Rows, queue: Queue) raises -> Bool:
-    """Enqueues softmax of rows beside a mask of floats, if a cluster's warps hold a unit of a row each, and returns whether they do.
+    """Enqueues softmax of rows beside a mask of floats, if they are not for the whole GPU and a cluster's warps hold a unit of a row each, and returns whether
+    they do.
 
     Parameters:
         S: As of `resident_masked_kernel`.
@@ -492,6 +506,8 @@ def masked_fits[
         rows: Rows along the last axis, none of them empty.
         queue: Where kernels are launched.
     """
+    if is_of_grid[S.elements](rows.n):
+        return False
     comptime for line in range(len(ROUNDS)):
         comptime rounds = ROUNDS[line]
         comptime alone = line < ALONE
@@ -499,14 +515,12 @@ def masked_fits[
             max(0, line - 1)
         ]()
         comptime up_to = _longest[line]()
-        comptime may = rows.length == 0 or before < rows.length <= up_to
+        comptime may = rows.length == 0 or (
+            before < rows.length <= up_to
+            and not is_of_grid[S.elements](rows.length)
+        )
         comptime if may:
-            comptime of_grid = before >= LEAST_OF_GRID and size_of[
-                S.elements
-            ]() > 2
-            if before < rows.n <= up_to and not (
-                of_grid and rows.n % WIDTH == 0
-            ):
+            if before < rows.n <= up_to:
                 _launch[rounds, alone](y, x, sharing, rows, queue)
                 return True
     return False

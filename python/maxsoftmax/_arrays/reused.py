@@ -26,11 +26,11 @@ LARGE = 8 << 20
 ALIGNMENT = 64
 """Of every result, in bytes."""
 
-PAGE = 4096
+ALIASED = 4096
 """Bytes that two addresses are a multiple of apart where a core takes a load for one of what it has just stored.
 
 A result lies half of that off what it is made of. NumPy's large arrays begin 16 bytes behind a page and new memory 64,
-which is the worst: 8192×1024 float32 took an EPYC (Zen 3) 3.2 ms, and takes 2.1 to 2.6; 1×16777216 8.3 and 6.7.
+which is the worst: 8192×1024 float32 took an EPYC (Zen 3) 3.1 to 3.4 ms, and takes 2.1 to 2.9.
 """
 
 _free: deque[np.ndarray] = deque()
@@ -60,10 +60,10 @@ def room(size: int, beside: int) -> Any:
     """
     block = _found(size) if _limit() else None
     if block is None:
-        block = np.empty(size + PAGE, np.uint8)
+        block = np.empty(size + ALIASED, np.uint8)
     start = address(block)
-    behind = -(-(beside + PAGE // 2) // ALIGNMENT) * ALIGNMENT
-    given = (ctypes.c_ubyte * size).from_address(start + (behind - start) % PAGE)
+    behind = -(-(beside + ALIASED // 2) // ALIGNMENT) * ALIGNMENT
+    given = (ctypes.c_ubyte * size).from_address(start + (behind - start) % ALIASED)
     # Finalizers go before threads do when Python ends; what is in use stays.
     given.block = block  # type: ignore[attr-defined]
     weakref.finalize(given, _give_back, block).atexit = False
@@ -77,7 +77,7 @@ def array(shape: Sequence[int], dtype: np.dtype, order: Sequence[int], beside: i
         shape: Its shape.
         dtype: Its dtype.
         order: Its dimensions, in the order in which they are to lie in memory.
-        beside: As of `room`.
+        beside: As of `room`, 0 where it does not matter.
     """
     sizes = [shape[i] for i in order]
     size = dtype.itemsize * product(sizes)
@@ -102,7 +102,7 @@ def _found(size: int) -> np.ndarray | None:
             block = _free.pop()
         except IndexError:
             break
-        if size + PAGE <= block.nbytes <= size + size // 4 + PAGE:
+        if size + ALIASED <= block.nbytes <= size + size // 4 + ALIASED:
             return block
         _free.appendleft(block)
     return None

@@ -86,7 +86,10 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
             largest = scale.quick(scale.m) * scale.quick_factor()
         else:
             largest = scale.exp(scale.m)
-        var sum = quotient(self.d, largest)
+        # Of several rows a quotient is rounded less well: that of two equal numbers may not be 1.
+        var sum = self.d.eq(largest).select(
+            Self.Values(1), quotient(self.d, largest)
+        )
         return nothing.select(
             Self.Values(0),
             abs(self.m)
