@@ -79,21 +79,21 @@ def formed[
                 var source = Formed[Class.MASKED](x, forms)
                 comptime if Tuned.stages_masks:
                     if forms.are_biased():
-                        if masked_fits(
-                            y,
-                            Formed[Class.BIASED](x, forms.scaled()),
-                            forms.sharing(),
-                            rows,
-                            queue,
-                        ):
-                            return
-                        comptime if rows.length == 0 or is_of_grid[dtype](
-                            rows.length
-                        ):
+                        comptime known_long = is_of_grid[dtype](rows.length)
+                        comptime if rows.length == 0 or known_long:
                             if is_of_grid[dtype](rows.n) and grid_fits[finish](
                                 y,
                                 passing,
                                 Formed[Class.LONG](x, forms),
+                                rows,
+                                queue,
+                            ):
+                                return
+                        comptime if not known_long:
+                            if masked_fits(
+                                y,
+                                Formed[Class.BIASED](x, forms.scaled()),
+                                forms.sharing(),
                                 rows,
                                 queue,
                             ):

@@ -492,8 +492,7 @@ def is_of_grid[dtype: DType](n: Int) -> Bool:
 def masked_fits[
     S: RowSource, T: RowTarget, //
 ](y: T, x: S, sharing: Sharing, rows: Rows, queue: Queue) raises -> Bool:
-    """Enqueues softmax of rows beside a mask of floats, if they are not for the whole GPU and a cluster's warps hold a unit of a row each, and returns whether
-    they do.
+    """Enqueues softmax of rows beside a mask of floats, if a cluster's warps hold a unit of a row each, and returns whether they do.
 
     Parameters:
         S: As of `resident_masked_kernel`.
@@ -506,8 +505,6 @@ def masked_fits[
         rows: Rows along the last axis, none of them empty.
         queue: Where kernels are launched.
     """
-    if is_of_grid[S.elements](rows.n):
-        return False
     comptime for line in range(len(ROUNDS)):
         comptime rounds = ROUNDS[line]
         comptime alone = line < ALONE
@@ -515,10 +512,7 @@ def masked_fits[
             max(0, line - 1)
         ]()
         comptime up_to = _longest[line]()
-        comptime may = rows.length == 0 or (
-            before < rows.length <= up_to
-            and not is_of_grid[S.elements](rows.length)
-        )
+        comptime may = rows.length == 0 or before < rows.length <= up_to
         comptime if may:
             if before < rows.n <= up_to:
                 _launch[rounds, alone](y, x, sharing, rows, queue)
