@@ -5,7 +5,7 @@ from std.memory import bitcast
 from std.testing import TestSuite, assert_equal, assert_true
 from std.utils.numerics import inf, isnan, nan, neg_inf
 
-from maxsoftmax.math.exponential import HEADROOM, QuickScale, Unit
+from maxsoftmax.math.exponential import HEADROOM, QuickScale, Scale, Unit
 
 comptime WIDTH = 16
 comptime ROOM = Float64(1 << (HEADROOM // 2)) * Float64(1 << (HEADROOM // 2))
@@ -112,6 +112,37 @@ def test_units_convert_into_larger_ones() raises:
                 abs(converted / direct - 1) < 3e-7,
                 String(t"{small} + {step}: {converted} and {direct}"),
             )
+
+
+def test_a_part_s_unit_is_what_its_own_scale_says() raises:
+    comptime for sums in [False, True]:
+        comptime S = Scale[False, sums=sums]
+        for power in range(-20, 128):
+            for sign in [Float32(-1), 1]:
+                var m = sign * bitcast[DType.float32](
+                    UInt32((power + 127) << 23)
+                )
+                var row = S(m)
+                # The same, its next neighbour, some that are less, and the largest of the other sign.
+                var next = bitcast[DType.float32](
+                    bitcast[DType.uint32](m) + UInt32(1 if m < 0 else -1)
+                )
+                # A CPU's `exp2` does not get to 0.
+                comptime least = Float32(1.1754944e-38)
+                for part in [m, next, m - 0.7, m - 30, min(m, -3e38), -abs(m)]:
+                    var found = max(row.of_part(part), least)
+                    var scale = max(S(part).over(row), least)
+                    assert_equal(found, scale, String(t"{m} {part}"))
+                    if not row.steep()[0]:
+                        assert_equal(
+                            max(row.of_part_of_most(part), least), found
+                        )
+                if not row.steep()[0]:
+                    assert_true(
+                        row.of_part_of_most(neg_inf[DType.float32]()) <= least
+                    )
+                # Of smaller ones next to nothing is left, however large they are.
+                assert_true(row.of_part(next) <= least or abs(m) < 1 << 29)
 
 
 def test_lowered_units_have_room_for_those_whose_results_are_subnormal() raises:

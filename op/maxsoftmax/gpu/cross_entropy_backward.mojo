@@ -26,6 +26,7 @@ from ..math.online import accumulator
 from ..queue import Queue, Scratch
 from ..io.memory import MemoryTarget
 from ..io.rows import Rows, Source, Target
+from ..io.widening import widened
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import LossPart
 from .totals import BLOCK_SIZE, Parts, counts_kernel
@@ -228,9 +229,7 @@ def part_of_gradient[
                         else:
                             part.store[aligned](
                                 i + j,
-                                gradient.of(
-                                    raw[j].cast[DType.float32](), gradient.even
-                                ),
+                                gradient.of(widened(raw[j]), gradient.even),
                             )
     if has_target:
         dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient.of(

@@ -4,6 +4,7 @@ from std.utils.numerics import inf, neg_inf
 from max.gpu import WARP_SIZE
 
 from ..io.rows import Source, Target
+from ..io.widening import widened
 from .hardware.cluster import Pair
 from .hardware.team import team_reduce, total
 from .hardware.tree_reduction import Shared
@@ -74,13 +75,13 @@ struct Distances[of: DType](Sums):
             self.origin = self.exponentials.m
         var terms = SIMD[F, Self.width](0)
         comptime for j in range(count):
-            terms += x[j].cast[F]() - self.origin
+            terms += widened(x[j]) - self.origin
         self.count += Float32(count * Self.width)
         if terms.reduce_min() == nothing:
             # Masked elements, or the end of the row.
             terms = 0
             comptime for j in range(count):
-                var values = x[j].cast[F]()
+                var values = widened(x[j])
                 var masked = values.eq(nothing)
                 terms += masked.select(
                     SIMD[F, Self.width](0), values - self.origin

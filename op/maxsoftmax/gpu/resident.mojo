@@ -29,6 +29,7 @@ from ..queue import Queue
 from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
+from ..io.widening import widened
 from .hardware.cluster import Cluster, Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
 from .partition.handover import Handover
@@ -287,9 +288,9 @@ def resident_kernel[
         """Returns the logits of elements, or elements whose factor is in the slope.
         """
         comptime if scaled and exact:
-            return kept.cast[F]() * part.source.factor()
+            return widened(kept) * part.source.factor()
         else:
-            return kept.cast[F]()
+            return widened(kept)
 
     @inline(.always)
     def exponential[
@@ -306,9 +307,9 @@ def resident_kernel[
     ](x: SIMD[dtype, lanes], other: SIMD[dtype, lanes]) {imm} -> SIMD[F, lanes]:
         """Returns what elements add to the sum."""
         comptime if finish == Finish.GRADIENT_OF_LOGARITHMS:
-            return other.cast[F]()
+            return widened(other)
         elif gradient:
-            return product(x.cast[F](), other.cast[F]())
+            return product(widened(x), widened(other))
         else:
             return exponential(logits(x))
 
@@ -404,13 +405,13 @@ def resident_kernel[
         """Returns what becomes of elements, or of exponentials that were `kept`.
         """
         comptime if gradient:
-            return shared.of(values.cast[F](), theirs.cast[F]())
+            return shared.of(widened(values), widened(theirs))
         elif finish == Finish.LOGARITHMS:
             return (logits(values) - pair.m) - factor
         else:
             var e: SIMD[F, lanes]
             comptime if kept:
-                e = values.cast[F]()
+                e = widened(values)
             else:
                 e = exponential(logits(values))
             comptime if exact or keeps:

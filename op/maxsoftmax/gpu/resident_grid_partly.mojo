@@ -112,7 +112,7 @@ def resident_grid_partly_kernel[
             )
             var sum = H.Sum(u, raw, after, held.lane, zero, held.factor())
             var before = board.leave(id, Pair(sum.m, sum.d), held.lane)
-            board.merge[H.exact](id, before, held.lane)
+            board.merge[H.exact, H.sums](id, before, held.lane)
             var next = NO_UNIT
             # Who knows no more of them leaves the rest of the row to others.
             if count < WARP_SIZE:
@@ -124,7 +124,7 @@ def resident_grid_partly_kernel[
                     again = id
                 count += 1
             else:
-                var pair = board.wait[H.exact](row, held.lane)
+                var pair = board.wait[H.exact, H.sums](row, held.lane)
                 held.write(pair)
                 held.keep(raw, id, sum.m)
                 for i in range(count):
@@ -135,7 +135,7 @@ def resident_grid_partly_kernel[
                     held.write(pair)
                     held.keep_again(raw, other, m)
             id = next
-        var pair = board.wait[H.exact](row, held.lane)
+        var pair = board.wait[H.exact, H.sums](row, held.lane)
         for _ in range(MANY):
             if held.oldest() != NO_UNIT:
                 held.write(pair)

@@ -37,6 +37,7 @@ from max.gpu.primitives import warp
 from ..io.rows import Positions, Rows, VECTOR_BYTES
 from ..io.source import RowSource
 from ..io.target import RowTarget
+from ..io.widening import widened
 from ..math.exponential import Scale
 from ..math.online import Sum
 from ..ops.finish import Finish
@@ -245,7 +246,7 @@ def resident_grid_strided_kernel[
                     comptime if finish == Finish.LOGARITHMS:
                         result = (logits[True](kept) - pair.m) - factor
                     elif keeps:
-                        result = kept.cast[F]() * rest * factor
+                        result = widened(kept) * rest * factor
                     else:
                         result = of_strip.quick(logits[False](kept)) * factor
                     target.store(i, result, part.left(i))

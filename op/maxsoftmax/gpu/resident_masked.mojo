@@ -21,9 +21,14 @@ Of other ways none was faster at all lengths (H200, one mask for all rows, µs; 
 
 Those with 16 rows or 4 warps were measured when units did not begin with a line, and are to be compared with 559, 558 and 275.
 
-Two rows of 16 bits on their way, one after the other, which are as many bytes as one of float32: 16384×16384 takes 298 µs instead of 265, 8192×50256 555 instead of
-509, 2048×128256 380 instead of 354, 1024×262144 481 instead of 399, and only odd ones less, 8192×50257 694 instead of 757. So it is not memory that longer rows of
-16 bits wait for: what follows from a row's pairs takes as long for them as for float32.
+Rows of 16 bits do not wait for memory, but for what follows from a row's pairs, which takes as long for them as for float32: of 354 µs that 2048×128256 took, merging
+pairs took a quarter, until each warp had all of its pairs read at once, and no division for each; now it takes 297. Of other ways none was faster (before that):
+
+| bfloat16 | 16384×16384 | 8192×50256 | 2048×128256 | 1024×262144 | 8192×50257 |
+|---|---|---|---|---|---|
+| as then | 265 | 509 | 354 | 399 | 757 |
+| two rows on their way, one after the other, as many bytes as one of float32 | 298 | 555 | 380 | 481 | 694 |
+| a row is written when the next one has been summed up, 512 threads with registers for two | 297 | 603 | 403 | – | 830 |
 """
 
 from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
@@ -72,6 +77,10 @@ comptime LEAST_MASKED = 256
 comptime ROUNDS = [4, 8, 8, 16]
 """Vectors of a unit that each lane takes, of longer and longer rows: of the longest, units and masks of 12 warps fill the shared memory of a block."""
 
+comptime ROOMY = 640
+"""Threads of a multiprocessor that have registers for rows of any alignment: with 768, as others are taken, some are in memory that is the L2's. 8192×50257 takes 884 µs of
+float32 and 683 of bfloat16 instead of 1048 and 713, 16×1023×1023 42.3 and 28.1 instead of 44.3 and 33.6, but 64×128257 32.5 and 25.7 instead of 28.8 and 19.3 (H200)."""
+
 comptime ALONE = 2
 """How many of these are of rows that are a single unit."""
 
@@ -112,7 +121,7 @@ struct Turns(DevicePassable, TrivialRegisterPassable):
         self.clusters = UInt32(ceildiv(alike, Int(self.most)) * Int(self.step))
 
     @inline(.always)
-    def of(self, cluster: Int) -> Tuple[Int, Int, Int]:
+    def of(self, cluster: Int) -> Tuple[UInt32, UInt32, UInt32]:
         """Returns a cluster's first row, how far they are apart, and how many there are.
         """
         var mask = UInt32(cluster) // self.clusters
@@ -126,9 +135,9 @@ struct Turns(DevicePassable, TrivialRegisterPassable):
         var distance = UInt32(self.sharing.distance)
         var before = mask // distance
         return (
-            Int((before * count + first) * distance + mask - before * distance),
-            Int(self.step * distance),
-            Int(rows),
+            (before * count + first) * distance + mask - before * distance,
+            self.step * distance,
+            rows,
         )
 
     def _to_device_type(
@@ -234,7 +243,7 @@ def resident_masked_kernel[
     # Warps without a unit do not read the mailboxes either.
     if index >= Int(clusters) or unit >= Int(units):
         count = 0
-    var place = Int(x.address(first, Int(n))) // size_of[S.Line.elements]()
+    var place = Int(x.address(Int(first), Int(n))) // size_of[S.Line.elements]()
     var u = U(
         Granules[F](Int(UInt64(place) % UInt64(WIDTH)), Int(n)), unit, lane
     )
@@ -251,9 +260,9 @@ def resident_masked_kernel[
     pdl_wait()
 
     @inline(.always)
-    def fetch(row: Int) {imm}:
+    def fetch(row: UInt32) {imm}:
         """Has a row brought to shared memory."""
-        var source = x.address(row, Int(n)).unsafe_offset(distance)
+        var source = x.address(Int(row), Int(n)).unsafe_offset(distance)
         comptime size = size_of[S.Line.elements]()
 
         @inline(.always)
@@ -277,7 +286,7 @@ def resident_masked_kernel[
                     fetch_elements[together](at)
                 elif Int32(v) < end:
                     # One of 2 bytes, fewer than there are copies of.
-                    if row + 1 < Int(rows):
+                    if Int(row) + 1 < Int(rows):
                         fetch_elements[together](at)
                     else:
                         elements[unsafe_offset=at] = source[unsafe_offset=at]
@@ -297,23 +306,36 @@ def resident_masked_kernel[
 
     if count > 0:
         fetch(first)
-        _fetch_mask[edged](u, x.line(first, Int(n)).onwards(distance), mask)
+        _fetch_mask[edged](
+            u, x.line(Int(first), Int(n)).onwards(distance), mask
+        )
     comptime if not alone:
         cluster.wait()
-    for turn in range(count):
-        var row = first + turn * step
-        var line = Line(x.line(row, Int(n)).onwards(distance), elements, mask)
-        var raw = Array[U.Values, rounds](fill=U.Values(u.filler))
+    var row = first
+    for i in range(count):
+        var turn = Int(i)
+        var line = Line(
+            x.line(Int(row), Int(n)).onwards(distance), elements, mask
+        )
+        var raw = Array[U.Values, rounds](uninitialized=True)
+
+        @inline(.always)
+        def make[all: Bool](mut raw: Array[U.Values, rounds]) {imm}:
+            comptime for j in range(rounds):
+                raw[j] = U.Values(u.filler)
+                if u.has[all](j):
+                    raw[j] = line.logits(u.place(j))
+
         wait_for_vectors()
-        comptime for all in [True, False]:
-            if u.whole == all:
-                comptime for j in range(rounds):
-                    if u.has[all](j):
-                        raw[j] = line.logits(u.place(j))
+        # Fillers first, for both, would be instructions for nothing.
+        if u.whole:
+            make[True](raw)
+        else:
+            make[False](raw)
         var after = U.Values(u.filler)
         comptime if edged:
             after = _edges(u, line, raw)
-        if turn + 1 < count:
+        if i + 1 < count:
             fetch(row + step)
         var sum = Sum(u, raw, after, lane, zero)
         var m = sum.m
@@ -346,8 +368,13 @@ def resident_masked_kernel[
             return rebind[SIMD[F, WIDTH]](e) * rest * last
 
         u.store[edged](
-            y.line(row, Int(n)).onwards(distance), rest == 1, plain, any, some
+            y.line(Int(row), Int(n)).onwards(distance),
+            rest == 1,
+            plain,
+            any,
+            some,
         )
+        row += step
 
 
 @inline(.always)
@@ -520,10 +547,26 @@ def masked_fits[
     return False
 
 
-def _blocks[room: Int, max_threads: Int](units: Int) -> Int:
-    """Returns how many blocks share a row, so that as many units as possible are at work at a time.
+@fieldwise_init
+struct _Arrangement(TrivialRegisterPassable):
+    """How the units of a row are dealt out."""
 
-    8192×50257, of which 9 blocks have 6 warps, takes 990 µs of float32 and 771 of bfloat16, and by 7 of 8 warps 1012 and 815 (H200).
+    var blocks: Int
+    """Blocks that share the row."""
+    var warps: Int
+    """Warps of each of them, each with a unit."""
+    var held: Int
+    """Blocks of all rows that a multiprocessor has room for."""
+
+    def at_work(self) -> Int:
+        """Returns how many units a multiprocessor has room for."""
+        return self.held * self.warps
+
+
+def _arranged[room: Int, max_threads: Int](units: Int) -> _Arrangement:
+    """Returns the arrangement that has as many units as possible at work at a time.
+
+    8192×50257, of which 9 blocks have 6 warps, takes 990 µs of float32 and 771 of bfloat16, and by 7 of 8 warps 1012 and 815 (H200, 768 threads).
 
     Parameters:
         room: Bytes of shared memory that a warp has.
@@ -536,17 +579,19 @@ def _blocks[room: Int, max_threads: Int](units: Int) -> Int:
     # Mailboxes, and what the driver keeps.
     comptime of_block = 5 * 1024
     var least = min(most_blocks(), ceildiv(units, WARPS))
-    var best = least
-    var most_held = Float64(0)
-    for blocks in range(least, min(most_blocks(), least + 2) + 1):
-        var warps = ceildiv(units, blocks)
+    var best = _Arrangement(0, 0, 0)
+    for count in range(least, min(most_blocks(), least + 2) + 1):
+        var warps = ceildiv(units, count)
+        var blocks = ceildiv(units, warps)
         var by_memory = gpu.shared_memory_per_multiprocessor // (
             warps * room + of_block
         )
         var held = min(max_threads // WARP_SIZE // warps, by_memory)
-        if Float64(held) / Float64(blocks) > most_held:
-            most_held = Float64(held) / Float64(blocks)
-            best = blocks
+        if count == least or held * best.blocks > best.held * blocks:
+            best = {blocks, warps, held}
+        # No cluster, if one block has all.
+        if count == 1:
+            break
     return best
 
 
@@ -555,35 +600,83 @@ def _launch[
 ](y: T, x: S, sharing: Sharing, rows: Rows, queue: Queue) raises:
     """Launches `resident_masked_kernel`: parameters and arguments are as of `masked_fits` and the kernel.
     """
-    comptime max_threads = 512 if rounds > 8 else 768
+    comptime room = _room[S.Line.elements](rounds)
+    comptime most = 512 if rounds > 8 else 768
     var units = ceildiv(rows.n, unit_elements[F](rounds))
-    var blocks = _blocks[_room[S.Line.elements](rounds), max_threads](units)
-    var warps = 4 if alone else ceildiv(units, blocks)
-    # Each has a unit.
-    blocks = ceildiv(units, warps)
+    var full = _arranged[room, most](units)
+    var whole = reads_vectors[WIDTH](x, rows)
+    comptime for edged in [False, True]:
+        if whole != edged:
+            comptime if edged and rounds == 8:
+                var roomy = _arranged[room, ROOMY](units)
+                if _gains(full, roomy, rows.count() * units, queue):
+                    _launch_arranged[rounds, ROOMY, alone, edged](
+                        y, x, sharing, rows, units, roomy, queue
+                    )
+                    return
+            _launch_arranged[rounds, most, alone, edged](
+                y, x, sharing, rows, units, full, queue
+            )
+
+
+def _gains(
+    full: _Arrangement, roomy: _Arrangement, units: Int, queue: Queue
+) raises -> Bool:
+    """Returns whether rows are taken in less time where fewer of their units are at work, with registers for all that each of them needs.
+
+    Args:
+        full: The arrangement with more at work.
+        roomy: The one with fewer.
+        units: Units of all rows.
+        queue: Where the kernel would be launched.
+    """
+    var turns = units // (queue.sm_count() * max(1, full.at_work()))
+    # Of few rows as many as possible are to be under way at once.
+    return 4 * roomy.at_work() >= 3 * full.at_work() or (
+        turns > 8 and 3 * roomy.at_work() >= 2 * full.at_work()
+    )
+
+
+def _launch_arranged[
+    S: RowSource,
+    T: RowTarget,
+    //,
+    rounds: Int,
+    max_threads: Int,
+    alone: Bool,
+    edged: Bool,
+](
+    y: T,
+    x: S,
+    sharing: Sharing,
+    rows: Rows,
+    units: Int,
+    arranged: _Arrangement,
+    queue: Queue,
+) raises:
+    """Launches it for an arrangement: parameters and arguments are as of these two.
+    """
+    var warps = 4 if alone else arranged.warps
     var at_work = max(1, queue.sm_count() * max_threads // WARP_SIZE // units)
     var each = ceildiv(rows.count(), at_work)
     comptime most = MOST_ALONE if alone else MOST_ROWS
     var turns = Turns(sharing, rows.n, ceildiv(each, ceildiv(each, most)))
     var clusters = rows.count() // sharing.count * Int(turns.clusters)
-    var whole = reads_vectors[WIDTH](x, rows)
-    comptime for edged in [False, True]:
-        if whole != edged:
-            queue.launch[
-                resident_masked_kernel[S, T, rounds, max_threads, alone, edged]
-            ](
-                y,
-                x,
-                Int64(rows.n),
-                Int64(units),
-                turns,
-                Int64(rows.count()),
-                Int64(clusters),
-                UInt32(0),
-                grid_dim=ceildiv(clusters, warps) if alone else clusters
-                * blocks,
-                block_dim=warps * WARP_SIZE,
-                cluster_dim=Dim(1 if alone else blocks, 1, 1),
-                shared_mem_bytes=warps * _room[S.Line.elements](rounds),
-                attributes=pdl_attributes(),
-            )
+    queue.launch[
+        resident_masked_kernel[S, T, rounds, max_threads, alone, edged]
+    ](
+        y,
+        x,
+        Int64(rows.n),
+        Int64(units),
+        turns,
+        Int64(rows.count()),
+        Int64(clusters),
+        UInt32(0),
+        grid_dim=ceildiv(clusters, warps) if alone else clusters
+        * arranged.blocks,
+        block_dim=warps * WARP_SIZE,
+        cluster_dim=Dim(1 if alone else arranged.blocks, 1, 1),
+        shared_mem_bytes=warps * _room[S.Line.elements](rounds),
+        attributes=pdl_attributes(),
+    )

@@ -44,6 +44,7 @@ from ..io.rows import (
 )
 from ..io.source import RowSource
 from ..io.target import RowTarget
+from ..io.widening import widened
 from ..math.exponential import Scale
 from ..math.gradient import Gradient
 from ..math.online import Sum
@@ -199,7 +200,7 @@ def resident_short_kernel[
 
     @inline(.always)
     def scaled_logits(j: Int) {imm} -> Vector:
-        var z = raw[j].cast[F]()
+        var z = widened(raw[j])
         comptime if scaled:
             z *= factor
         return z
@@ -209,9 +210,9 @@ def resident_short_kernel[
     comptime for j in range(vectors):
         if Int32(j * step) < length:
             comptime if finish == Finish.GRADIENT:
-                kept[j] = product(raw[j].cast[F](), others[j].cast[F]())
+                kept[j] = product(widened(raw[j]), widened(others[j]))
             elif gradient:
-                kept[j] = others[j].cast[F]()
+                kept[j] = widened(others[j])
             else:
                 kept[j] = scale.quick(scaled_logits(j))
             add[exact](sum, kept[j])
@@ -236,7 +237,7 @@ def resident_short_kernel[
             if Int32(j * step) < length:
                 var values: Vector
                 comptime if gradient:
-                    values = of_row.of(raw[j].cast[F](), others[j].cast[F]())
+                    values = of_row.of(widened(raw[j]), widened(others[j]))
                 elif finish == Finish.LOGARITHMS:
                     values = (scaled_logits(j) - pair.m) - last
                 else:

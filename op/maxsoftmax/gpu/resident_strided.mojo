@@ -24,6 +24,7 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
+from ..io.widening import widened
 from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
 from .partition.scratch import Scratch, scratch_bytes
 from .partition.strided import is_exact, StridedPart
@@ -229,7 +230,7 @@ def resident_columns[
         comptime if S.Column.scaled and exact:
             return scale.exp(source.logits(rebind[SIMD[loaded, width]](kept)))
         else:
-            return scale.exp(kept.cast[F]())
+            return scale.exp(widened(kept))
 
     scale = with_factor(scale)
 
@@ -239,9 +240,7 @@ def resident_columns[
         var terms = Vector(0)
         comptime for j in range(i, min(i + GROUP, held)):
             comptime if gradient:
-                terms = G.plus_term(
-                    terms, raw[j].cast[F](), others[j].cast[F]()
-                )
+                terms = G.plus_term(terms, widened(raw[j]), widened(others[j]))
             else:
                 comptime if loaded != F:
                     raw[j] = again(raw[j])
@@ -264,7 +263,7 @@ def resident_columns[
             comptime if gradient:
                 add[exact](
                     sum,
-                    G.term(kept.cast[F](), slots.take(slot + 1).cast[F]()),
+                    G.term(widened(kept), widened(slots.take(slot + 1))),
                 )
             else:
                 var e = exponentials_of(scale, kept)
@@ -373,13 +372,13 @@ def resident_columns[
         """
         var result: Vector
         comptime if gradient:
-            result = shared.of(kept.cast[F](), theirs.cast[F]())
+            result = shared.of(widened(kept), widened(theirs))
         elif finish == Finish.LOGARITHMS:
-            result = (kept.cast[F]() - pair.m) - factor
+            result = (widened(kept) - pair.m) - factor
         else:
             var e: Vector
             comptime if exponential:
-                e = kept.cast[DType.float32]()
+                e = widened(kept)
             elif S.in_memory:
                 e = exponentials_of(scale, anew(kept, secret))
             else:

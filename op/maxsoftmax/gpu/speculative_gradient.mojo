@@ -23,6 +23,7 @@ from max.gpu.host import Dim
 from max.gpu.primitives import warp
 
 from ..io.rows import Rows, Source, Target, VECTOR_BYTES
+from ..io.widening import widened
 from ..math.loss import (
     Class,
     LossOptions,
@@ -216,7 +217,7 @@ def speculative_kernel[
             var results = SIMD[dtype, width](0)
             if not target.is_ignored:
                 results = gradient.of(
-                    again(raw[j]).cast[F](), gradient.even
+                    widened(again(raw[j])), gradient.even
                 ).cast[dtype]()
             to.unsafe_store[alignment=VECTOR_BYTES](U.place(j), results)
     if has_target:

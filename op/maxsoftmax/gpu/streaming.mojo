@@ -23,6 +23,7 @@ from ..ops.finish import Finish
 from ..queue import Queue
 from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
+from ..io.widening import widened
 from .hardware.cluster import Pair
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.granules import Granule, Granules, caught_up
@@ -398,7 +399,7 @@ def write_kernel[
                     if part.has(i):
                         part.store[aligned](
                             i,
-                            written.of(mine[j].cast[F](), theirs[j].cast[F]()),
+                            written.of(widened(mine[j]), widened(theirs[j])),
                         )
     part.store_edges(written.of(part.load_edges(0), second.load_edges(0)))
 

@@ -7,6 +7,7 @@ from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
 from ..io.rows import Target
+from ..io.widening import widened
 from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
 from ..math.gradient import Gradient
@@ -179,12 +180,12 @@ struct Exponentials[
             self.m = m
         comptime if Self.for_logarithm:
             comptime for j in range(count):
-                self.d.value += self.quick.exp(x[j].cast[F]())
+                self.d.value += self.quick.exp(widened(x[j]))
         else:
             var scale = Self.S(self.m)
-            var terms = scale.exp(x[0].cast[F]())
+            var terms = scale.exp(widened(x[0]))
             comptime for j in range(1, count):
-                terms += scale.exp(x[j].cast[F]())
+                terms += scale.exp(widened(x[j]))
             add[Self.exact](self.d, terms)
 
     @inline(.always)
@@ -308,7 +309,7 @@ struct Products[of: DType, log: Bool](Sums):
         var terms = SIMD[F, Self.width](0)
         comptime for j in range(count):
             terms += Gradient[Self.log, Self.exact].term(
-                x[j].cast[F](), other[j].cast[F]()
+                widened(x[j]), widened(other[j])
             )
         add[Self.exact](self.sum, terms)
 

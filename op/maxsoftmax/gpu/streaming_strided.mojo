@@ -28,6 +28,7 @@ from ..io.target import RowTarget
 from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source
+from ..io.widening import widened
 from .hardware.cluster import Pair
 from .partition.deal import Deal, Sources
 from .partition.row import again
@@ -132,8 +133,8 @@ struct Running[summed: Finish, exact: Bool, tile: Tile](
             comptime for j in range(UNROLL):
                 terms = G.plus_term(
                     terms,
-                    raw[j].cast[DType.float32](),
-                    others[j].cast[DType.float32](),
+                    widened(raw[j]),
+                    widened(others[j]),
                 )
             add[Self.exact](self.d, terms)
             return
@@ -416,7 +417,7 @@ def streaming_results_kernel[
                 var result: SIMD[F, width]
                 comptime if gradient:
                     result = shared.of(
-                        again(raw[j]).cast[F](), again(others[j]).cast[F]()
+                        widened(again(raw[j])), widened(again(others[j]))
                     )
                 elif finish == Finish.LOGARITHMS:
                     result = (source.logits(raw[j]) - pair.m) - factor

@@ -2,7 +2,6 @@
 
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
-from std.memory import bitcast
 from std.sys import is_gpu, size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
@@ -12,6 +11,7 @@ from .fusion import piece_width
 from .source import RowSource, SourceColumn, SourceLine
 from ..math.online import accumulator
 from .rows import Positions, Rows
+from .widening import widened
 
 
 struct Logits[
@@ -225,7 +225,7 @@ struct Row[
         comptime piece = piece_width[Self.Fusion](width)
         comptime for k in range(0, width, piece):
             values = values.insert[offset=k](
-                _widened[of](
+                widened[of](
                     self.fusion.load[
                         Self.dtype, Self.rank, piece, min(piece, alignment)
                     ](at)
@@ -285,20 +285,6 @@ struct LogitsColumn[
     def length(self, n: Int) -> Int:
         """Returns how many elements of the whole row take part."""
         return self.row.end
-
-
-@inline(.always)
-def _widened[
-    dtype: DType, width: SIMDLength, //, accum: DType
-](values: SIMD[dtype, width]) -> SIMD[accum, width]:
-    """Returns values in their accumulator."""
-    comptime if dtype == DType.bfloat16 and not is_gpu():
-        # LLVM may carry bfloat16 from block to block as float32, and round them again on the way.
-        return bitcast[accum](
-            bitcast[DType.uint16](values).cast[DType.uint32]() << 16
-        )
-    else:
-        return values.cast[accum]()
 
 
 @inline(.always)

@@ -11,6 +11,7 @@ from std.utils.numerics import neg_inf
 
 from ..math.online import accumulator
 from .rows import Positions, Source
+from .widening import widened
 
 
 trait SourceColumn(TrivialRegisterPassable):
@@ -40,7 +41,7 @@ trait SourceColumn(TrivialRegisterPassable):
         accumulator[Self.loaded](), width
     ]:
         """Returns the logits of what `load` returned."""
-        var z = elements.cast[accumulator[Self.loaded]()]()
+        var z = widened[accumulator[Self.loaded]()](elements)
         comptime if Self.scaled:
             z *= self.factor().cast[accumulator[Self.loaded]()]()
         return z
@@ -74,6 +75,8 @@ trait SourceLine(TrivialRegisterPassable):
     """Whether it is the element times `factor`."""
     comptime signed: Bool = False
     """Whether it may be minus that."""
+    comptime sums: Bool = False
+    """Whether what is held, as the accumulator, is sums of shorter elements and a mask of floats."""
     comptime hidden: Bool = False
     """Whether a mask in memory, a byte for each, may say which elements take part; what is loaded is not masked yet."""
 
@@ -106,7 +109,7 @@ trait SourceLine(TrivialRegisterPassable):
         accumulator[Self.held](), width
     ]:
         """Returns the logits of the elements from `i` on."""
-        return elements.cast[accumulator[Self.held]()]()
+        return widened[accumulator[Self.held]()](elements)
 
     @inline(.always)
     def length(self, n: Int) -> Int:

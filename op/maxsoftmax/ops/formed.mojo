@@ -14,6 +14,7 @@ from ..io.eviction import load_aligned
 from ..io.logits import unravel
 from ..io.rows import Positions, Source, unseen
 from ..io.source import RowSource, SourceColumn, SourceLine
+from ..io.widening import widened
 from ..math.online import accumulator
 
 
@@ -325,7 +326,7 @@ struct _Along[dtype: DType](TrivialRegisterPassable):
                 ]()
             wide = rebind[Values](bitcast[F](words))
         return SIMD[DType.bool, width](fill=are_wide).select(
-            wide, bitcast[Self.dtype](narrow).cast[Self.accum]()
+            wide, widened[Self.accum](bitcast[Self.dtype](narrow))
         )
 
     @inline(.always)
@@ -356,6 +357,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     comptime scaled = Self.forms_are.is_scaled()
     comptime signed = Self.forms_are.is_signed()
     comptime hidden = Self.forms_are.may_hide()
+    comptime sums = Self.forms_are == Class.LONG
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = (
         Self.in_memory and not Self.scaled and Self.dtype == Self.accum
@@ -422,9 +424,9 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     ](self, i: Int) -> SIMD[Self.accum, width]:
         """Returns the logits from `i` on, of a mask of floats that may be aligned as the elements are.
         """
-        var z = load_aligned[width](self.first.unsafe_offset(i)).cast[
-            Self.accum
-        ]()
+        var z = widened[Self.accum](
+            load_aligned[width](self.first.unsafe_offset(i))
+        )
         var mask: SIMD[Self.accum, width]
         comptime if Self.dtype == Self.accum:
             mask = self.mask_of[Self.accum, width, aligned](i)
@@ -447,7 +449,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
                 self._made(i, rebind[SIMD[Self.dtype, width]](elements))
             )
         else:
-            return elements.cast[accumulator[Self.held]()]()
+            return widened[accumulator[Self.held]()](elements)
 
     @inline(.always)
     def length(self, n: Int) -> Int:
@@ -464,7 +466,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         comptime lanes = Int(width)
         comptime unit = Self.forms_are != Class.ANY
         comptime nothing = SIMD[Self.accum, width](neg_inf[Self.accum]())
-        var z = elements.cast[Self.accum]()
+        var z = widened[Self.accum](elements)
         z *= self.scale.values[lanes, unit](i)
         if self.mask.kind != Kind.NOTHING and self.mask.kind != Kind.BOOL:
             var mask = self.mask.values[lanes, unit](i)

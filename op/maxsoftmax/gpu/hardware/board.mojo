@@ -192,11 +192,12 @@ struct Board[group: Int](TrivialRegisterPassable):
         return seen
 
     @inline(.always)
-    def merged[exact: Bool](self, there: UInt64) -> Pair[]:
+    def merged[exact: Bool, sums: Bool = False](self, there: UInt64) -> Pair[]:
         """Returns a row's pair.
 
         Parameters:
             exact: Of the scale that the sums are in.
+            sums: Of this scale, too.
 
         Args:
             there: What the function of this name returned.
@@ -204,7 +205,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         var pair = pairs_of(there)
         var m = largest_of_lanes[WARP_SIZE](pair.m)
         # As `lanes_reduce` does, which would add zeros first.
-        var d = pair.sum_over(Scale[exact](m))
+        var d = pair.sum_over(Scale[exact, sums=sums](m))
         var apart = self.readers // 2
         while apart > 0:
             d += warp.shuffle_xor(d, apart)
@@ -212,17 +213,22 @@ struct Board[group: Int](TrivialRegisterPassable):
         return Pair(m, d)
 
     @inline(.always)
-    def wait[exact: Bool](self, row: UInt32, lane: Int) -> Pair[]:
+    def wait[
+        exact: Bool, sums: Bool = False
+    ](self, row: UInt32, lane: Int) -> Pair[]:
         """Returns a row's pair, once all of its groups' are there.
 
         Parameters:
             exact: Of the scale that the sums are in.
+            sums: Of this scale, too.
 
         Args:
             row: The row.
             lane: This thread's index in its warp.
         """
-        return self.merged[exact](self.there(row, self.seen(row, lane), lane))
+        return self.merged[exact, sums](
+            self.there(row, self.seen(row, lane), lane)
+        )
 
     @inline(.always)
     def ask(self, lane: Int) -> UInt32:
@@ -260,11 +266,14 @@ struct Board[group: Int](TrivialRegisterPassable):
         ).m
 
     @inline(.always)
-    def merge[exact: Bool](self, id: UInt32, before: UInt32, lane: Int):
+    def merge[
+        exact: Bool, sums: Bool = False
+    ](self, id: UInt32, before: UInt32, lane: Int):
         """Merges the units of a group, if nobody has yet to leave one.
 
         Parameters:
             exact: Of the scale that the sums are in.
+            sums: Of this scale, too.
 
         Args:
             id: The unit that this warp left.
@@ -297,7 +306,7 @@ struct Board[group: Int](TrivialRegisterPassable):
         var pairs = Array[Pair[], of_lane](fill=pairs_of(bits[0]))
         comptime for j in range(1, of_lane):
             pairs[j] = pairs_of(bits[j])
-        var pair = _merged[exact](pairs)
+        var pair = _merged[exact, sums](pairs)
         if lane == 0:
             _leave(self.groups.unsafe_offset(Int(index)), pair)
 
@@ -343,18 +352,21 @@ def _leave(place: Words, pair: Pair[]):
 
 
 @inline(.always)
-def _merged[count: Int, //, exact: Bool](pairs: Array[Pair[], count]) -> Pair[]:
+def _merged[
+    count: Int, //, exact: Bool, sums: Bool
+](pairs: Array[Pair[], count]) -> Pair[]:
     """Returns what the pairs of all lanes come to.
 
     Parameters:
         count: Pairs a lane.
         exact: Of the scale that the sums are in.
+        sums: Of this scale, too.
     """
     var m = pairs[0].m
     comptime for j in range(1, count):
         m = maximum(m, pairs[j].m)
     m = largest_of_lanes[WARP_SIZE](m)
-    var of_all = Scale[exact](m)
+    var of_all = Scale[exact, sums=sums](m)
     var d = pairs[0].sum_over(of_all)
     comptime for j in range(1, count):
         d += pairs[j].sum_over(of_all)

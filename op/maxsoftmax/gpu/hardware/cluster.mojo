@@ -4,6 +4,7 @@ Every block sends its pairs to all, and waits until all have sent theirs to it: 
 a row, where a barrier takes two. The arrivals are counted by an mbarrier, in bytes. NVIDIA GPUs from sm_90 on.
 """
 
+from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
 from std.utils.numerics import inf, nan, neg_inf
@@ -109,10 +110,7 @@ struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
         """
         # A part of nothing but -inf adds nothing, whatever its sum says.
         var nothing = self.m.eq(neg_inf[DType.float32]())
-        return nothing.select(
-            Self.Values(0),
-            self.d * Scale[exact, Self.width, sums](self.m).over(larger),
-        )
+        return nothing.select(Self.Values(0), self.d * larger.of_part(self.m))
 
     @inline(.always)
     def joined[exact: Bool](self, logits: Self.Values) -> Self:
@@ -318,18 +316,43 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
 
         - `count`: How many there are.
         """
-        var box = self._box(turn)
-        var m = neg_inf[DType.float32]()
-        for i in range(lane, count, WARP_SIZE):
-            m = maximum(m, box[unsafe_offset=2 * i])
+        comptime of_lane = ceildiv(PORTABLE_BLOCKS * Self.pairs, WARP_SIZE)
+        var box = self._box(turn).unsafe_offset(2 * lane)
+        var left = Int32(count - lane)
+        # Without a loop, so that what is read of one pair does not wait for the one before.
+        var maxima = Array[Float32, of_lane](fill=neg_inf[DType.float32]())
+        comptime for j in range(of_lane):
+            if Int32(j * WARP_SIZE) < left:
+                maxima[j] = box[unsafe_offset=2 * j * WARP_SIZE]
+        var m = maxima[0]
+        comptime for j in range(1, of_lane):
+            m = maximum(m, maxima[j])
         m = largest_of_lanes[WARP_SIZE](m)
         var of_row = Scale[exact, sums=sums](m)
         var d = Float32(0)
-        for i in range(lane, count, WARP_SIZE):
-            d += Pair(
-                box[unsafe_offset=2 * i],
-                box[unsafe_offset=2 * i + 1],
-            ).sum_over(of_row)
+        comptime if exact:
+            for i in range(lane, count, WARP_SIZE):
+                var pair = self._box(turn).unsafe_load[width=2, alignment=8](
+                    2 * i
+                )
+                d += Pair(pair[0], pair[1]).sum_over(of_row)
+        else:
+
+            @inline(.always)
+            def add[steep: Bool](mut d: Float32) {imm}:
+                comptime for j in range(of_lane):
+                    if Int32(j * WARP_SIZE) < left:
+                        var sum = box[unsafe_offset=2 * j * WARP_SIZE + 1]
+                        comptime if steep:
+                            d += sum if maxima[j] == of_row.m else 0
+                        else:
+                            # What is -inf has summed up to 0.
+                            d = sum.fma(of_row.of_part_of_most(maxima[j]), d)
+
+            if of_row.steep()[0]:
+                add[True](d)
+            else:
+                add[False](d)
         return Pair(m, lanes_reduce[total](d))
 
     @inline(.always)

@@ -61,12 +61,13 @@ struct Lookout(TrivialRegisterPassable):
 
     @inline(.always)
     def wait[
-        exact: Bool
+        exact: Bool, sums: Bool = False
     ](self, board: Board, row: UInt32, lane: Int, seen: UInt64) -> Pair[]:
         """Returns a row's pair, once all of its groups' are there.
 
         Parameters:
             exact: Of the scale that the sums are in.
+            sums: Of this scale, too.
 
         Args:
             board: Where they are left.
@@ -75,7 +76,7 @@ struct Lookout(TrivialRegisterPassable):
             seen: What the function of this name returned.
         """
         if row >= self.rows:
-            return board.merged[exact](board.there(row, seen, lane))
+            return board.merged[exact, sums](board.there(row, seen, lane))
         var place = self.pairs.unsafe_offset(Int(row))
         var known = UInt64(0)
         var looks = UInt64(0)
@@ -86,7 +87,7 @@ struct Lookout(TrivialRegisterPassable):
                     place.unsafe_offset(LOOKED_FOR), 1
                 )
         if warp.shuffle_idx(UInt32(looks), 0) != 0:
-            var pair = board.wait[exact](row, lane)
+            var pair = board.wait[exact, sums](row, lane)
             if lane == 0:
                 _ = _exchange["exch"](place, bits_of(pair))
             return pair

@@ -54,7 +54,9 @@ struct Held[
     comptime U = Unit[Self.dtype, ROUNDS]
     comptime Raw = Array[Self.U.Values, ROUNDS]
     comptime Vector = SIMD[DType.float32, Self.U.width]
-    comptime exact = size_of[Self.dtype]() > 2 or size_of[
+    comptime sums = Self.S.Line.sums
+    comptime narrow = Self.S.Line.elements if Self.sums else Self.dtype
+    comptime exact = size_of[Self.narrow]() > 2 or size_of[
         Self.T.Line.stored
     ]() > 2 or Self.S.has_sink
     # Exponentials are kept in place of the logits, unless that takes twice the room.
@@ -66,7 +68,9 @@ struct Held[
         Self.keeps,
         Self.edged,
         scaled=Self.scaled,
+        sums=Self.sums,
     ]
+    comptime Scale = Scale[Self.exact, sums=Self.sums]
 
     var y: Self.T
     """Results, not in the memory of the logits."""
@@ -188,13 +192,13 @@ struct Held[
         comptime if Self.S.has_sink:
             var sink = self.x.sink[1](row, 0)[0]
             whole = pair.joined[Self.exact](sink.cast[DType.float32]())
-        var scale = Scale[Self.exact](m)
-        var of_row = Scale[Self.exact](whole.m)
+        var scale = Self.Scale(m)
+        var of_row = Self.Scale(whole.m)
         comptime if Self.scaled and not Self.exact:
             of_row.slope *= self.factor()
-        var last, rest = factors[Self.finish, Self.keeps](
-            m, scale, of_row, whole, self.x.is_masked()
-        )
+        var last, rest = factors[
+            Self.finish, Self.keeps and Self.exact, Self.keeps
+        ](m, scale, of_row, whole, self.x.is_masked())
 
         @inline(.always)
         def finished(values: Self.U.Values, rest: Float32) {imm} -> Self.Vector:
@@ -245,14 +249,14 @@ struct Held[
         - `raw`: Its logits.
         """
         comptime if Self.keeps:
-            var scale = Scale[Self.exact](m)
+            var scale = Self.Scale(m)
             comptime for j in range(ROUNDS):
                 raw[j] = self._exponentials(scale, raw[j])
         self.keep(raw, id, m)
 
     @inline(.always)
     def _exponentials(
-        self, scale: Scale[Self.exact], elements: Self.U.Values
+        self, scale: Self.Scale, elements: Self.U.Values
     ) -> Self.U.Values:
         """Returns e^x in a unit's scale, as `UnitSum` keeps it."""
         var z = multiplied[Self.scaled](elements, self.factor())

@@ -3,6 +3,7 @@
 from std.memory import bitcast
 from max.gpu import WARP_SIZE
 
+from ...io.widening import widened
 from ...math.exponential import Scale
 from ...math.online import Sum
 from ..hardware.packed import Packed
@@ -154,7 +155,7 @@ def multiplied[
     dtype: DType, width: SIMDLength, //, scaled: Bool
 ](elements: SIMD[dtype, width], factor: Float32) -> SIMD[DType.float32, width]:
     """Returns elements, times a factor, rounded, if they are `scaled`."""
-    var values = elements.cast[DType.float32]()
+    var values = widened(elements)
     comptime if scaled:
         return product(values, SIMD[DType.float32, width](factor))
     return values
