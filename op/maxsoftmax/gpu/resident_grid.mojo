@@ -10,7 +10,7 @@ before it sums a unit up that there is room for.
 
 Of 26.8 µs of 1×2^24 of bfloat16 on an H200 the launch takes 1.3; all of the row is read after 11.0, summed up after 13.6, and known to all after 16.4; half of the warps
 are done after 22.8, the last one after 25.3. That was before pairs were merged without divisions, and bfloat16 was widened in one operation an element: since then it takes
-25.5, and 16×2^20 of bfloat16 23.0 instead of 25.0. Of other ways to have it known none was faster at all lengths (µs, H200; a copy takes 17, 33, 33, 64 and 127):
+25.5, and 16×2^20 of bfloat16 23.0 instead of 25.0; figures of bfloat16 below are from before. Of other ways to have it known none was faster at all lengths (µs, H200; a copy takes 17, 33, 33, 64 and 127):
 
 | | 1×2^24 bfloat16 | 64×2^19 bfloat16 | 16×2^20 | 64×2^19 | 64×2^20 |
 |---|---|---|---|---|---|

@@ -6,11 +6,12 @@ multiprocessors can move. While a row is computed, the next one is on its way to
 
 Of rows that begin between two multiples of 16 bytes a cluster takes those that begin alike.
 
-Of other ways none was faster at all lengths (H200, one mask for all rows, µs; a copy takes 511 and, of bfloat16, 256):
+Of other ways none was faster at all lengths (H200, one mask for all rows, µs; a copy takes 511 and, of bfloat16, 256), when the first line was what now takes 527,
+515 and 263:
 
 | | 16384×16384 | 2048×128256 | 16384×16384 bfloat16 |
 |---|---|---|---|
-| as here | 544 | 536 | 275 |
+| as here, then | 544 | 536 | 275 |
 | units that do not begin with a line of shared memory | 559, 597 | 558, 599 | 275, 276 |
 | up to 16 rows for a cluster | 566 | 561 | 281 |
 | 4 warps a block | 570 | 557 | 273 |
@@ -327,7 +328,7 @@ def resident_masked_kernel[
                     raw[j] = line.logits(u.place(j))
 
         wait_for_vectors()
-        # Fillers first, for both, would be instructions for nothing.
+        # Not all fillers first, which whole units would only overwrite.
         if u.whole:
             make[True](raw)
         else:
@@ -559,14 +560,14 @@ struct _Arrangement(TrivialRegisterPassable):
     """Blocks of all rows that a multiprocessor has room for."""
 
     def at_work(self) -> Int:
-        """Returns how many units a multiprocessor has room for."""
+        """Returns how many units are at work at a time on a multiprocessor."""
         return self.held * self.warps
 
 
 def _arranged[room: Int, max_threads: Int](units: Int) -> _Arrangement:
     """Returns the arrangement that has as many units as possible at work at a time.
 
-    8192×50257, of which 9 blocks have 6 warps, takes 990 µs of float32 and 771 of bfloat16, and by 7 of 8 warps 1012 and 815 (H200, 768 threads).
+    8192×50257, of which 9 blocks have 6 warps, takes 990 µs of float32 and 771 of bfloat16, and by 7 of 8 warps 1012 and 815 (H200, by 768 threads, before `ROOMY`).
 
     Parameters:
         room: Bytes of shared memory that a warp has.
@@ -609,14 +610,15 @@ def _launch[
         if whole != edged:
             comptime if edged and rounds == 8:
                 var roomy = _arranged[room, ROOMY](units)
-                if _gains(full, roomy, rows.count() * units, queue):
+                if alone or _gains(full, roomy, rows.count() * units, queue):
                     _launch_arranged[rounds, ROOMY, alone, edged](
                         y, x, sharing, rows, units, roomy, queue
                     )
                     return
-            _launch_arranged[rounds, most, alone, edged](
-                y, x, sharing, rows, units, full, queue
-            )
+            comptime if not (edged and rounds == 8 and alone):
+                _launch_arranged[rounds, most, alone, edged](
+                    y, x, sharing, rows, units, full, queue
+                )
 
 
 def _gains(
@@ -630,8 +632,9 @@ def _gains(
         units: Units of all rows.
         queue: Where the kernel would be launched.
     """
+    # How often as many units as are at work follow each other: of few rows all are to be under way at once. 256×50257 (18 units at work and 24, 4 turns) gains, 64×128257
+    # and 128×128257 (16 and 24, 2 and 5 turns) lose, 256×128257 (10 turns) gains.
     var turns = units // (queue.sm_count() * max(1, full.at_work()))
-    # Of few rows as many as possible are to be under way at once.
     return 4 * roomy.at_work() >= 3 * full.at_work() or (
         turns > 8 and 3 * roomy.at_work() >= 2 * full.at_work()
     )
@@ -654,11 +657,17 @@ def _launch_arranged[
     arranged: _Arrangement,
     queue: Queue,
 ) raises:
-    """Launches it for an arrangement: parameters and arguments are as of these two.
+    """Launches it for an arrangement: parameters and arguments are as of `masked_fits` and the kernel.
+
+    - `units`: Units of a row.
+    - `arranged`: The arrangement.
     """
     var warps = 4 if alone else arranged.warps
-    var at_work = max(1, queue.sm_count() * max_threads // WARP_SIZE // units)
-    var each = ceildiv(rows.count(), at_work)
+    # Rows that are at work at a time.
+    var rows_at_work = max(
+        1, queue.sm_count() * max_threads // WARP_SIZE // units
+    )
+    var each = ceildiv(rows.count(), rows_at_work)
     comptime most = MOST_ALONE if alone else MOST_ROWS
     var turns = Turns(sharing, rows.n, ceildiv(each, ceildiv(each, most)))
     var clusters = rows.count() // sharing.count * Int(turns.clusters)

@@ -8,7 +8,7 @@ from std.sys import is_gpu, is_nvidia_gpu
 def widened[
     dtype: DType, width: SIMDLength, //, accum: DType = DType.float32
 ](values: SIMD[dtype, width]) -> SIMD[accum, width]:
-    """Returns values in another dtype that has all of them.
+    """Returns values in another dtype, which has all of them.
 
     Parameters:
         dtype: Theirs.

@@ -25,6 +25,9 @@ underflows only where every probability of the part is 0."""
 comptime HEADROOM = 64
 """Binary places by which e^m exceeds the unit; the sum of 2^62 such terms is still finite in float32."""
 
+comptime LOG2_E = Float32(1.4426950408889634)
+"""The binary logarithm of e."""
+
 
 struct Unit[dtype: DType, width: SIMDLength](TrivialRegisterPassable):
     """What exponentials of a row are counted in: e^offset · 2^exponent, within √2 of e^m / 2^64.
@@ -233,8 +236,9 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
     """
 
     comptime Values = SIMD[DType.float32, Self.width]
-    # No two numbers of 11 bits that are this large are less than 64 apart, and of 24 bits 32: what an intercept is rounded by is at most half of that.
     comptime least_steep = Float32(1 << (28 if Self.sums else 17))
+    """The least maximum that is as of `steep`. No two numbers of 11 bits that are this large are less than 64 apart, and of 24 bits 32: what an intercept is rounded by
+    is at most half of that."""
 
     var m: Self.Values
     """The maximum; 0 where there is nothing but -inf, whose exponentials are 0 in any unit."""
@@ -250,13 +254,12 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
     @inline(.always)
     def __init__(out self, m: Self.Values):
         """The scale of maximum `m`."""
-        comptime log2_e = Float32(1.4426950408889634)
         self.m = m.eq(neg_inf[DType.float32]()).select(Self.Values(0), m)
         var size = abs(self.m)
         comptime if Self.exact:
             var unit = Unit(self.m)
             self.offset = unit.offset
-            self.slope = log2_e
+            self.slope = LOG2_E
             self.intercept = _rounder[DType.float32]() - unit.exponent
             # What is less than e^-131 of the largest is 0 as a result.
             self.floor = self.m - unit.offset - 131
@@ -265,11 +268,10 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
             # So that the reciprocal of the largest number is a normal one.
             comptime tiny = Float32(1.0 / (1 << 10))
             self.slope = size.lt(Self.least_steep).select(
-                Self.Values(log2_e),
+                Self.Values(LOG2_E),
                 _near_reciprocal(size * tiny) * (2 * Self.least_steep * tiny),
             )
-            # What is rounded off here is a factor common to all of the row.
-            self.intercept = (-self.m).fma(self.slope, Self.Values(HEADROOM))
+            self.intercept = self._intercept(self.m, self.slope)
             self.floor = 0
 
     comptime parts = 3 if Self.exact else 2
@@ -287,7 +289,7 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
         """
         self.m = m.eq(neg_inf[DType.float32]()).select(Self.Values(0), m)
         self.offset = parts[0] if Self.exact else Self.Values(0)
-        self.slope = Self.Values(1.4426950408889634) if Self.exact else parts[0]
+        self.slope = Self.Values(LOG2_E) if Self.exact else parts[0]
         self.intercept = parts[1]
         self.floor = parts[Self.parts - 1] if Self.exact else Self.Values(0)
 
@@ -339,13 +341,12 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
         """
         comptime if Self.exact:
             comptime lanes = x.length
-            comptime log2_e = Float32(1.4426950408889634)
             var intercept = _spread[lanes](self.intercept)
             var below = max(
                 x - _spread[lanes](self.offset), _spread[lanes](self.floor)
             )
-            var shifted = below.fma(log2_e, intercept)
-            var f = below.fma(log2_e, intercept - shifted)
+            var shifted = below.fma(LOG2_E, intercept)
+            var f = below.fma(LOG2_E, intercept - shifted)
             return bitcast[DType.float32](
                 bitcast[DType.int32](exp2(f))
                 + (bitcast[DType.int32](shifted) << 23)
@@ -379,7 +380,8 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
 
     @inline(.always)
     def of_part(self, m: Self.Values) -> Self.Values:
-        """Returns the unit of a maximum that is not larger in terms of this one, in fewer operations than it takes to find its scale first.
+        """Returns the unit of a maximum that is not larger in terms of this one, in fewer operations than it takes to find its scale first: what `over` says, but where
+        `steep` 0 instead of what is less than 2^-31.
 
         Args:
             m: The other maximum, of a part of the row; of -inf anything comes out.
@@ -391,17 +393,25 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
 
     @inline(.always)
     def steep(self) -> SIMD[DType.bool, Self.width]:
-        """Returns whether the maximum is so large that of smaller ones nothing is left, where not exact.
+        """Returns whether the maximum is so large that of smaller ones nothing is left, where not exact; or NaN.
         """
         return ~abs(self.m).lt(Self.least_steep)
 
     @inline(.always)
     def of_part_of_most(self, m: Self.Values) -> Self.Values:
-        """Returns the same, where neither exact nor `steep`; 0 of -inf."""
-        var intercept = (-m).fma(
-            Self.Values(1.4426950408889634), Self.Values(HEADROOM)
-        )
-        return exp2(self.intercept - intercept)
+        """Returns what `of_part` does where neither exact nor `steep`, and 0 of -inf.
+
+        Args:
+            m: As of `of_part`.
+        """
+        return exp2(self.intercept - self._intercept(m, LOG2_E))
+
+    @staticmethod
+    @inline(.always)
+    def _intercept(m: Self.Values, slope: Self.Values) -> Self.Values:
+        """Returns what is added to products with a slope, where not exact. What is rounded off here is a factor common to all of the row.
+        """
+        return (-m).fma(slope, Self.Values(HEADROOM))
 
     @inline(.always)
     def over_lowered(self, larger: Self) -> Self.Values:
@@ -432,7 +442,7 @@ struct QuickScale(TrivialRegisterPassable):
         comptime huge = bitcast[DType.float32](UInt32((127 + 100) << 23))
         comptime tiny = bitcast[DType.float32](UInt32((127 - 60) << 23))
         var size = abs(m)
-        var slope = Float32(1.4426950408889634)
+        var slope = LOG2_E
         if not size < large and m != neg_inf[DType.float32]():
             slope = Float32(4) if size < huge else tiny
         self.slope = slope
@@ -479,7 +489,7 @@ def quick_exp[
         x: Values up to m, -inf or NaN.
         m: A finite number; with another one, or NaN, NaN may come out.
     """
-    return exp2((x - m) * Float32(1.4426950408889634))
+    return exp2((x - m) * LOG2_E)
 
 
 @inline(.always)

@@ -331,6 +331,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
         var of_row = Scale[exact, sums=sums](m)
         var d = Float32(0)
         comptime if exact:
+            # Unrolled, what this takes spills registers.
             for i in range(lane, count, WARP_SIZE):
                 var pair = self._box(turn).unsafe_load[width=2, alignment=8](
                     2 * i

@@ -141,9 +141,13 @@ def caught_up[
         next: The other.
         behind: As of `Granules.behind`.
     """
-    var a = bitcast[DType.uint32, WORDS](granule)
-    var b = bitcast[DType.uint32, WORDS](next)
-    return bitcast[dtype, width](_either(b, a, behind))
+    return bitcast[dtype, width](
+        _either(
+            bitcast[DType.uint32, WORDS](next),
+            bitcast[DType.uint32, WORDS](granule),
+            behind,
+        )
+    )
 
 
 @inline(.always)

@@ -55,8 +55,9 @@ struct Held[
     comptime Raw = Array[Self.U.Values, ROUNDS]
     comptime Vector = SIMD[DType.float32, Self.U.width]
     comptime sums = Self.S.Line.sums
-    comptime narrow = Self.S.Line.elements if Self.sums else Self.dtype
-    comptime exact = size_of[Self.narrow]() > 2 or size_of[
+    # Sums are held as float32, whatever their elements are.
+    comptime elements = Self.S.Line.elements if Self.sums else Self.dtype
+    comptime exact = size_of[Self.elements]() > 2 or size_of[
         Self.T.Line.stored
     ]() > 2 or Self.S.has_sink
     # Exponentials are kept in place of the logits, unless that takes twice the room.

@@ -14,8 +14,8 @@ def factors[
     sums: Bool,
     //,
     finish: Finish,
-    keeps: Bool,
-    in_unit: Bool = keeps,
+    lowered: Bool,
+    in_unit: Bool = lowered,
 ](
     m: Float32,
     scale: Scale[exact, sums=sums],
@@ -30,8 +30,8 @@ def factors[
         exact: Of the scales.
         sums: Of the scales, too.
         finish: What is written.
-        keeps: Whether exponentials are those that `UnitSum` keeps in place of logits.
-        in_unit: Whether they are in the unit's scale, not in the row's.
+        lowered: Whether the row's pair is lowered for the division, as of `end`: of exact exponentials that `UnitSum` keeps in place of logits.
+        in_unit: Whether exponentials are in the unit's scale, not in the row's.
 
     Args:
         m: The unit's largest logit.
@@ -41,9 +41,9 @@ def factors[
         masked: As of `end`.
     """
     var rest = Float32(1)
-    var factor = end[finish, exact, keeps, quick=True](pair, masked)[0]
+    var factor = end[finish, exact, lowered, quick=True](pair, masked)[0]
     comptime if in_unit:
-        comptime if keeps:
+        comptime if lowered:
             rest = scale.over_lowered(of_row) * scale.quick_factor()
         else:
             rest = scale.over(of_row)
