@@ -32,8 +32,7 @@ pairs took a quarter, until each warp had all of its pairs read at once, and no 
 | a row is written when the next one has been summed up, 512 threads with registers for two | 297 | 603 | 403 | – | 830 |
 """
 
-from std.builtin.device_passable import DevicePassable, DeviceTypeEncoder
-from std.math import ceildiv, gcd
+from std.math import ceildiv
 from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -42,7 +41,7 @@ from max.gpu import (
     block_dim,
     thread_idx,
 )
-from max.gpu.host import DeviceContext, Dim
+from max.gpu.host import Dim
 from max.gpu.memory import external_memory
 
 from ..io.rows import Rows
@@ -52,12 +51,13 @@ from ..math.exponential import Scale
 from ..ops.finish import Finish
 from ..ops.forms import Sharing
 from ..queue import Queue
-from .hardware.cluster import Cluster, most_blocks, Pair, PORTABLE_BLOCKS
+from .hardware.cluster import Cluster, Pair, PORTABLE_BLOCKS
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.slots import fetch_vector, wait_for_vectors
 from .hardware.tree_reduction import Shared
 from .partition.granules import Granules
 from .partition.row import LINE_BYTES, reads_vectors
+from .partition.turns import arranged, gains, ROOMY, Turns
 from .partition.unit import Unit, unit_elements
 from .partition.unit_result import factors
 from .partition.unit_sum import multiplied, UnitSum
@@ -69,87 +69,23 @@ comptime WIDTH = Granules[F].width
 comptime MAX_UNITS = 192
 """Units of a row at most."""
 
-comptime WARPS = 8
-"""Warps of a block where a cluster has enough of them: more blocks on a multiprocessor are at different stages."""
-
 comptime LEAST_MASKED = 256
 """Elements that rows have more than: warps have too little to do for shorter ones."""
 
 comptime ROUNDS = [4, 8, 8, 16]
 """Vectors of a unit that each lane takes, of longer and longer rows: of the longest, units and masks of 12 warps fill the shared memory of a block."""
 
-comptime ROOMY = 640
-"""Threads of a multiprocessor that have registers for rows of any alignment: with 768, as others are taken, some are in memory that is the L2's. 8192×50257 takes 884 µs of
-float32 and 683 of bfloat16 instead of 1048 and 713, 16×1023×1023 42.3 and 28.1 instead of 44.3 and 33.6, but 64×128257 32.5 and 25.7 instead of 28.8 and 19.3 (H200)."""
-
 comptime ALONE = 2
 """How many of these are of rows that are a single unit."""
+
+comptime WARPS_ALONE = 4
+"""Warps of a block whose rows are single units, each with rows of its own."""
 
 comptime MOST_ROWS = 8
 """Rows that a cluster takes at most: the mask is then a seventeenth of what is moved."""
 
 comptime MOST_ALONE = 4
 """The same, of rows that a warp takes alone: 16×1024×1024 float32 take 36.0 µs, and by `MOST_ROWS` 39.0 (H200)."""
-
-
-struct Turns(DevicePassable, TrivialRegisterPassable):
-    """Which rows a cluster takes, one after the other."""
-
-    comptime device_type: AnyType = Self
-
-    var sharing: Sharing
-    """Rows that have the same mask."""
-    var step: UInt32
-    """How many of them there are from one that a cluster takes to its next: those begin alike."""
-    var most: UInt32
-    """How many a cluster takes at most."""
-    var clusters: UInt32
-    """Clusters that take the rows of one mask."""
-
-    def __init__(out self, sharing: Sharing, n: Int, most: Int):
-        """Turns of up to `most` rows.
-
-        Args:
-            sharing: Rows that have the same mask.
-            n: Length of each row.
-            most: See above.
-        """
-        self.sharing = sharing
-        var alike_at = WIDTH // gcd(WIDTH, sharing.distance * n)
-        self.step = UInt32(min(alike_at, sharing.count))
-        var alike = ceildiv(sharing.count, Int(self.step))
-        self.most = UInt32(min(most, alike))
-        self.clusters = UInt32(ceildiv(alike, Int(self.most)) * Int(self.step))
-
-    @inline(.always)
-    def of(self, cluster: Int) -> Tuple[UInt32, UInt32, UInt32]:
-        """Returns a cluster's first row, how far they are apart, and how many there are.
-        """
-        var mask = UInt32(cluster) // self.clusters
-        var mine = UInt32(cluster) - mask * self.clusters
-        var turn = mine // self.step
-        var first = turn * self.most * self.step + mine - turn * self.step
-        var count = UInt32(self.sharing.count)
-        var rows = min(
-            self.most, (count - min(first, count) + self.step - 1) // self.step
-        )
-        var distance = UInt32(self.sharing.distance)
-        var before = mask // distance
-        return (
-            (before * count + first) * distance + mask - before * distance,
-            self.step * distance,
-            rows,
-        )
-
-    def _to_device_type(
-        self, mut encoder: Some[DeviceTypeEncoder], target: MutOpaquePointer[_]
-    ):
-        encoder.encode(self, target)
-
-    @staticmethod
-    def get_type_name() -> String:
-        """Returns what the driver calls the type."""
-        return "Turns"
 
 
 @fieldwise_init
@@ -548,54 +484,6 @@ def masked_fits[
     return False
 
 
-@fieldwise_init
-struct _Arrangement(TrivialRegisterPassable):
-    """How the units of a row are dealt out."""
-
-    var blocks: Int
-    """Blocks that share the row."""
-    var warps: Int
-    """Warps of each of them, each with a unit."""
-    var held: Int
-    """Blocks of all rows that a multiprocessor has room for."""
-
-    def at_work(self) -> Int:
-        """Returns how many units are at work at a time on a multiprocessor."""
-        return self.held * self.warps
-
-
-def _arranged[room: Int, max_threads: Int](units: Int) -> _Arrangement:
-    """Returns the arrangement that has as many units as possible at work at a time.
-
-    8192×50257, of which 9 blocks have 6 warps, takes 990 µs of float32 and 771 of bfloat16, and by 7 of 8 warps 1012 and 815 (H200, by 768 threads, before `ROOMY`).
-
-    Parameters:
-        room: Bytes of shared memory that a warp has.
-        max_threads: Threads that a multiprocessor has registers for.
-
-    Args:
-        units: Units of a row.
-    """
-    comptime gpu = DeviceContext.default_device_info
-    # Mailboxes, and what the driver keeps.
-    comptime of_block = 5 * 1024
-    var least = min(most_blocks(), ceildiv(units, WARPS))
-    var best = _Arrangement(0, 0, 0)
-    for count in range(least, min(most_blocks(), least + 2) + 1):
-        var warps = ceildiv(units, count)
-        var blocks = ceildiv(units, warps)
-        var by_memory = gpu.shared_memory_per_multiprocessor // (
-            warps * room + of_block
-        )
-        var held = min(max_threads // WARP_SIZE // warps, by_memory)
-        if count == least or held * best.blocks > best.held * blocks:
-            best = {blocks, warps, held}
-        # No cluster, if one block has all.
-        if count == 1:
-            break
-    return best
-
-
 def _launch[
     S: RowSource, T: RowTarget, //, rounds: Int, alone: Bool
 ](y: T, x: S, sharing: Sharing, rows: Rows, queue: Queue) raises:
@@ -604,40 +492,34 @@ def _launch[
     comptime room = _room[S.Line.elements](rounds)
     comptime most = 512 if rounds > 8 else 768
     var units = ceildiv(rows.n, unit_elements[F](rounds))
-    var full = _arranged[room, most](units)
     var whole = reads_vectors[WIDTH](x, rows)
     comptime for edged in [False, True]:
+        comptime may_be_roomy = edged and rounds == 8
         if whole != edged:
-            comptime if edged and rounds == 8:
-                var roomy = _arranged[room, ROOMY](units)
-                if alone or _gains(full, roomy, rows.count() * units, queue):
-                    _launch_arranged[rounds, ROOMY, alone, edged](
-                        y, x, sharing, rows, units, roomy, queue
-                    )
-                    return
-            comptime if not (edged and rounds == 8 and alone):
-                _launch_arranged[rounds, most, alone, edged](
-                    y, x, sharing, rows, units, full, queue
+            comptime if alone:
+                comptime threads = ROOMY if may_be_roomy else most
+                _launch_arranged[rounds, threads, alone, edged](
+                    y, x, sharing, rows, units, 1, WARPS_ALONE, queue
                 )
-
-
-def _gains(
-    full: _Arrangement, roomy: _Arrangement, units: Int, queue: Queue
-) raises -> Bool:
-    """Returns whether rows are taken in less time where fewer of their units are at work, with registers for all that each of them needs.
-
-    Args:
-        full: The arrangement with more at work.
-        roomy: The one with fewer.
-        units: Units of all rows.
-        queue: Where the kernel would be launched.
-    """
-    # How often as many units as are at work follow each other: of few rows all are to be under way at once. 256×50257 (18 units at work and 24, 4 turns) gains, 64×128257
-    # and 128×128257 (16 and 24, 2 and 5 turns) lose, 256×128257 (10 turns) gains.
-    var turns = units // (queue.sm_count() * max(1, full.at_work()))
-    return 4 * roomy.at_work() >= 3 * full.at_work() or (
-        turns > 8 and 3 * roomy.at_work() >= 2 * full.at_work()
-    )
+            else:
+                var full = arranged[room, most](units)
+                comptime if may_be_roomy:
+                    var roomy = arranged[room, ROOMY](units)
+                    if gains(full, roomy, rows.count() * units, queue):
+                        _launch_arranged[rounds, ROOMY, alone, edged](
+                            y,
+                            x,
+                            sharing,
+                            rows,
+                            units,
+                            roomy.blocks,
+                            roomy.warps,
+                            queue,
+                        )
+                        return
+                _launch_arranged[rounds, most, alone, edged](
+                    y, x, sharing, rows, units, full.blocks, full.warps, queue
+                )
 
 
 def _launch_arranged[
@@ -654,22 +536,25 @@ def _launch_arranged[
     sharing: Sharing,
     rows: Rows,
     units: Int,
-    arranged: _Arrangement,
+    blocks: Int,
+    warps: Int,
     queue: Queue,
 ) raises:
-    """Launches it for an arrangement: parameters and arguments are as of `masked_fits` and the kernel.
+    """Launches `resident_masked_kernel` with so many blocks a row: parameters and arguments are as of `masked_fits` and the kernel.
 
     - `units`: Units of a row.
-    - `arranged`: The arrangement.
+    - `blocks`: Blocks that share a row.
+    - `warps`: Warps of each of them.
     """
-    var warps = 4 if alone else arranged.warps
     # Rows that are at work at a time.
     var rows_at_work = max(
         1, queue.sm_count() * max_threads // WARP_SIZE // units
     )
     var each = ceildiv(rows.count(), rows_at_work)
     comptime most = MOST_ALONE if alone else MOST_ROWS
-    var turns = Turns(sharing, rows.n, ceildiv(each, ceildiv(each, most)))
+    var turns = Turns(
+        sharing, rows.n, WIDTH, ceildiv(each, ceildiv(each, most))
+    )
     var clusters = rows.count() // sharing.count * Int(turns.clusters)
     queue.launch[
         resident_masked_kernel[S, T, rounds, max_threads, alone, edged]
@@ -682,10 +567,9 @@ def _launch_arranged[
         Int64(rows.count()),
         Int64(clusters),
         UInt32(0),
-        grid_dim=ceildiv(clusters, warps) if alone else clusters
-        * arranged.blocks,
+        grid_dim=ceildiv(clusters, warps) if alone else clusters * blocks,
         block_dim=warps * WARP_SIZE,
-        cluster_dim=Dim(1 if alone else arranged.blocks, 1, 1),
+        cluster_dim=Dim(blocks, 1, 1),
         shared_mem_bytes=warps * _room[S.Line.elements](rounds),
         attributes=pdl_attributes(),
     )

@@ -76,7 +76,7 @@ trait SourceLine(TrivialRegisterPassable):
     comptime signed: Bool = False
     """Whether it may be minus that."""
     comptime sums: Bool = False
-    """Whether what is held, as the accumulator, is sums of shorter elements and a mask of floats."""
+    """Whether what is held, as the accumulator, is sums of elements, which may be shorter, and a mask of floats."""
     comptime hidden: Bool = False
     """Whether a mask in memory, a byte for each, may say which elements take part; what is loaded is not masked yet."""
 
