@@ -193,7 +193,7 @@ def test_computed_rows_that_take_the_whole_gpu_are_those_of_float64_at_every_pla
         torch.testing.assert_close(with_sink[i].double(), expected, equal_nan=True, **tolerance("softmax", dtype))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("n", [200_001, 600_000, 2**20 + 5, 2**24 + 8])
 def test_long_rows_of_any_forms_are_those_of_float64_at_every_address(n, dtype):
     torch = pytest.importorskip("torch")
@@ -209,7 +209,7 @@ def test_long_rows_of_any_forms_are_those_of_float64_at_every_address(n, dtype):
     wide, floor = x.double(), torch.full((), -torch.inf, dtype=torch.float64, device="cuda")
     sink = torch.full((rows, 1), 9.0, device="cuda", dtype=torch.float64)
     beyond = torch.arange(n, device="cuda") > n - rows + torch.arange(rows, device="cuda")[:, None]
-    near = {"rtol": 2e-5 if dtype == "float32" else 2**-8, "atol": 1e-38}
+    near = {"rtol": 2e-5 if dtype == "float32" else 2**-8, "atol": 2**-24 if dtype == "float16" else 1e-38}
     for options, z in (
         ({"scale": scale, "sink": 9.0}, wide * scale),
         ({"mask": bias, "causal": True}, (wide + bias).where(~beyond, floor)),
@@ -547,6 +547,23 @@ def test_rows_that_share_a_mask_are_those_of_float64_in_every_batch(n, dtypes):
                 of_row = mask.broadcast_to(whole)[place]
                 row = maxsoftmax.softmax(at(x[place].view(1, n), at_row[2] % 8).view(1, 1, 1, n), mask=of_row, **alone)
                 assert row.equal(y[place]), (shape, at_row)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("n", [400_001, 400_008])
+def test_long_rows_beside_a_mask_show_what_is_no_number(n, dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(5, n, device="cuda").mul(3).to(getattr(torch, dtype))
+    x[1, n // 2], x[2, 5], x[3] = torch.nan, torch.inf, -torch.inf
+    x[4, n - 1] = 1e4
+    mask = torch.randn(n, device="cuda").to(x.dtype)
+    near = {"rtol": 2e-5 if dtype == "float32" else 2**-7, "atol": 1e-7}
+    for options in ({}, {"scale": 0.0}, {"scale": -2.0}, {"temperature": 0.7}):
+        y = maxsoftmax.softmax(x, mask=mask, **options)
+        z = (x.double() * options.get("scale", 1) + mask.double()) / options.get("temperature", 1)
+        expected = z.softmax(1)
+        expected[z.isneginf().all(1)] = 0
+        torch.testing.assert_close(y.double(), expected, equal_nan=True, **near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

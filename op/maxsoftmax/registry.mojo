@@ -178,7 +178,8 @@ struct FormedSoftmax:
         )
         # A mask of bools that is the same along each row is of none of these: its rows are read twice.
         comptime by_bools = Class.HIDDEN if scaled else Class.MASKED
-        comptime by_mask = by_bools if mask.dtype == DType.bool else Class.BIASED
+        comptime by_floats = Class.BIASED if mask.dtype == accum else Class.BIASED_NARROW
+        comptime by_mask = by_bools if mask.dtype == DType.bool else by_floats
         comptime of_numbers = (
             Class.CUT if causal or has_sink else Class.SCALED
         ) if scaled else Class.ROWS

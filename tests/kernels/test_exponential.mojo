@@ -145,6 +145,25 @@ def test_a_part_s_unit_is_what_its_own_scale_says() raises:
                 assert_true(row.of_part(next) <= least or abs(m) < 1 << 29)
 
 
+def test_a_part_s_unit_is_found_faster_where_both_are_powers_of_two() raises:
+    comptime S = Scale[True]
+    for i in range(-640, 641, 7):
+        var row = S(Float32(i) / 10)
+        for j in range(-640, i + 1):
+            var part = Float32(j) / 10
+            assert_true(row.is_usual(part)[0])
+            assert_equal(
+                row.of_part_of_most(part),
+                row.of_part(part),
+                String(t"{row.m} {part}"),
+            )
+        assert_true(row.is_usual(neg_inf[DType.float32]())[0])
+        assert_equal(row.of_part_of_most(neg_inf[DType.float32]()), 0)
+        assert_true(not row.is_usual(-64.1)[0])
+    for m in [Float32(64.1), inf[DType.float32](), nan[DType.float32]()]:
+        assert_true(not S(m).is_usual(0)[0])
+
+
 def test_lowered_units_have_room_for_those_whose_results_are_subnormal() raises:
     for step in [Float32(0), 1, 40, 87, 90, 100, 104]:
         for large in [Float32(-100), 0, 19, 64, 65]:

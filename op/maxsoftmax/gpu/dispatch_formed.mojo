@@ -6,7 +6,7 @@ from ..io.rows import Rows, Source
 from ..io.target import RowTarget
 from ..ops.finish import Finish
 from ..ops.formed import FormedSource
-from ..ops.forms import Class, Forms
+from ..ops.forms import Class, Forms, Kind
 from ..queue import Queue
 from .dispatch import grid_fits, teams_fit, units_fit
 from .dispatch_computed import computed
@@ -54,7 +54,9 @@ def formed[
                 y, Formed[Class.SCALED](x, forms.scaled()), rows, queue
             ):
                 return
-        comptime if known not in (Class.SCALED, Class.CUT, Class.BIASED):
+        comptime if not (
+            known in (Class.SCALED, Class.CUT) or known.has_bias()
+        ):
             comptime factors = Class.FACTORS if known == Class.ROWS else Class.MASKED_FACTORS
             if forms.are_masked_factors() and units_fit[finish](
                 y, Formed[factors](x, forms.scaled()), rows, queue
@@ -80,15 +82,27 @@ def formed[
                 comptime if Tuned.stages_masks:
                     if forms.are_biased():
                         comptime known_long = is_of_grid[dtype](rows.length)
-                        comptime if rows.length == 0 or known_long:
-                            if is_of_grid[dtype](rows.n) and grid_fits[finish](
-                                y,
-                                passing,
-                                Formed[Class.LONG](x, forms),
-                                rows,
-                                queue,
+                        comptime for long in [Class.LONG, Class.LONG_NARROW]:
+                            comptime narrow = long == Class.LONG_NARROW
+                            comptime may_be = (
+                                size_of[dtype]() == 2 and known != Class.BIASED
+                            ) if narrow else known != Class.BIASED_NARROW
+                            comptime if may_be and (
+                                rows.length == 0 or known_long
                             ):
-                                return
+                                if (
+                                    is_of_grid[dtype](rows.n)
+                                    and (forms.mask.kind == Kind.NARROW)
+                                    == narrow
+                                    and grid_fits[finish](
+                                        y,
+                                        passing,
+                                        Formed[long](x, forms.scaled()),
+                                        rows,
+                                        queue,
+                                    )
+                                ):
+                                    return
                         comptime if not known_long:
                             if masked_fits(
                                 y,

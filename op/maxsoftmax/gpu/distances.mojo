@@ -5,7 +5,7 @@ from max.gpu import WARP_SIZE
 
 from ..io.rows import Source, Target
 from ..io.widening import widened
-from .hardware.cluster import Pair
+from .hardware.pair import Pair
 from .hardware.team import team_reduce, total
 from .hardware.tree_reduction import Shared
 from .hardware.warp_reduction import lanes_reduce

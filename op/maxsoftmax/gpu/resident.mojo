@@ -30,7 +30,8 @@ from ..io.rows import Rows, Source, VECTOR_BYTES, nowhere
 from ..io.source import RowSource
 from ..io.target import RowTarget
 from ..io.widening import widened
-from .hardware.cluster import Cluster, Pair
+from .hardware.cluster import Cluster
+from .hardware.pair import Pair
 from .hardware.pdl import pdl_wait, pdl_wait_with, pdl_attributes
 from .partition.handover import Handover
 from .partition.pair import add, end, write_pair

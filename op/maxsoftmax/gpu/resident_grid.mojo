@@ -86,8 +86,8 @@ from .hardware.board import (
     cooperative,
     most_units,
 )
-from .hardware.cluster import Pair
 from .hardware.lookout import Lookout
+from .hardware.pair import Pair
 from .hardware.pdl import pdl_wait
 from .partition.granules import Granules
 from .partition.held import Held, NO_UNIT, ROUNDS, first_unit

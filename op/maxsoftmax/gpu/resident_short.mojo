@@ -50,7 +50,7 @@ from ..math.gradient import Gradient
 from ..math.online import Sum
 from ..ops.finish import Finish
 from ..queue import Queue
-from .hardware.cluster import Pair
+from .hardware.pair import Pair
 from .hardware.panel import ask, fetch, shift, write
 from .hardware.pdl import pdl_attributes, pdl_wait
 from .hardware.team import greater, largest_lane, maximum, total

@@ -25,7 +25,8 @@ from ..queue import Queue
 from ..io.memory import MemorySource
 from ..io.rows import Rows, Source
 from ..io.widening import widened
-from .hardware.cluster import Cluster, PORTABLE_BLOCKS, Pair, has_clusters
+from .hardware.cluster import Cluster, PORTABLE_BLOCKS, has_clusters
+from .hardware.pair import Pair
 from .partition.scratch import Scratch, scratch_bytes
 from .partition.strided import is_exact, StridedPart
 from .partition.tile import Tile

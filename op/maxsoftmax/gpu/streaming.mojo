@@ -24,7 +24,7 @@ from ..queue import Queue
 from ..io.memory import MemorySource, MemoryTarget
 from ..io.rows import Rows, Source, Target
 from ..io.widening import widened
-from .hardware.cluster import Pair
+from .hardware.pair import Pair
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.granules import Granule, Granules, caught_up
 from .partition.row import MemoryPart

@@ -12,7 +12,7 @@ from ..math.exponential import QuickScale, Scale, logarithm
 from ..ops.finish import Finish
 from ..math.gradient import Gradient
 from ..math.online import Sum
-from .hardware.cluster import Pair
+from .hardware.pair import Pair
 from .partition.granules import Granule, Granules, turned
 from .hardware.team import (
     greater,

@@ -29,7 +29,7 @@ from ..math.online import Sum
 from ..queue import Queue
 from ..io.rows import Rows, Source
 from ..io.widening import widened
-from .hardware.cluster import Pair
+from .hardware.pair import Pair
 from .partition.deal import Deal, Sources
 from .partition.row import again
 from .partition.scratch import Scratch

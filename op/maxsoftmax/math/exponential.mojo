@@ -380,7 +380,7 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
 
     @inline(.always)
     def of_part(self, m: Self.Values) -> Self.Values:
-        """Returns the unit of a maximum that is not larger in terms of this one, in fewer operations than it takes to find its scale first: what `over` says, but where
+        """Returns the unit of a maximum that is not larger in terms of this one: what `over` says, but where not exact in fewer operations than its scale takes, and where
         `steep` 0 instead of what is less than 2^-31.
 
         Args:
@@ -398,12 +398,35 @@ struct Scale[exact: Bool, width: SIMDLength = 1, sums: Bool = False](
         return ~abs(self.m).lt(Self.least_steep)
 
     @inline(.always)
-    def of_part_of_most(self, m: Self.Values) -> Self.Values:
-        """Returns what `of_part` does where neither exact nor `steep`, and 0 of -inf.
+    def is_usual(self, m: Self.Values) -> SIMD[DType.bool, Self.width]:
+        """Returns whether `of_part_of_most` may be asked of a part: where maxima are not large, for results of more than 16 bits not above 64.
 
         Args:
             m: As of `of_part`.
         """
+        comptime if not Self.exact:
+            return ~self.steep()
+        return abs(self.m).le(SMALL) & (
+            m.ge(-SMALL) | m.eq(neg_inf[DType.float32]())
+        )
+
+    @inline(.always)
+    def of_part_of_most(self, m: Self.Values) -> Self.Values:
+        """Returns what `of_part` does, with the same bits in fewer operations, where `is_usual`; and 0 of -inf.
+
+        Args:
+            m: As of `of_part`.
+        """
+        comptime if Self.exact:
+            # Both units are powers of two, whose exponents are in the lowest bits.
+            comptime rounder = Self.Values(_rounder[DType.float32]())
+            var row = self.m.fma(LOG2_E, rounder)
+            # 0 where it is no normal number.
+            var part = max(m.fma(LOG2_E, rounder), row - 127)
+            var exponent = bitcast[DType.int32](part) - bitcast[DType.int32](
+                row
+            )
+            return bitcast[DType.float32]((exponent + 127) << 23)
         return exp2(self.intercept - self._intercept(m, LOG2_E))
 
     @staticmethod

@@ -4,7 +4,6 @@ its elements have 16 bits, and make logits of it when they compute.
 
 from std.builtin.device_passable import DeviceTypeEncoder
 from std.math import iota
-from std.memory import bitcast
 from std.sys import size_of
 from std.utils import IndexList
 from std.utils.numerics import neg_inf
@@ -64,7 +63,8 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
     @inline(.always)
     def line(self, row: Int, n: Int) -> Self.Line:
         """Returns a row along the last axis."""
-        comptime if Self.forms_are.is_scaled():
+        comptime long = Self.forms_are.is_long()
+        comptime if Self.forms_are.is_scaled() or long:
             var nothing = _Along[Self.dtype]()
             var scale = nothing
             scale.number = self.forms.scale.number
@@ -77,12 +77,18 @@ struct FormedSource[dtype: DType, *, contiguous: Bool, forms_are: Class](
                 end = self.forms.length(at)
                 mask = _Along.in_order(self.forms.mask, at)
             else:
-                comptime if Self.Line.hidden or Self.forms_are == Class.BIASED:
+                comptime if long:
+                    var at = IndexList[RANK](0)
+                    # To find where a row is takes divisions, and no load of the row is under way before.
+                    if not self.forms.have_one_mask():
+                        at = self._at(row, 0)
+                    mask = _Along.in_order(self.forms.mask, at)
+                elif Self.Line.hidden or Self.forms_are == Class.BIASED:
                     if self.forms.mask.kind != Kind.NOTHING:
                         mask = _Along.in_order(
                             self.forms.mask, self._at(row, 0)
                         )
-                comptime if Self.Line.signed:
+                comptime if Self.Line.signed or long:
                     # Numbers were divided before (`Forms.scaled`), and to find where operands of the row are takes longer than to read them.
                     if not self.forms.are_numbers():
                         var at = self._at(row, 0)
@@ -279,57 +285,6 @@ struct _Along[dtype: DType](TrivialRegisterPassable):
         return values
 
     @inline(.always)
-    def of_either[
-        width: Int, aligned: Bool
-    ](self, i: Int) -> SIMD[Self.accum, width]:
-        """Returns its elements from `i` on, of floats of 16 bits or 32 that lie one after the other, without a branch, which would have the next
-        loads wait for these: 670×400000 bfloat16 beside a mask took 1050 µs with one (H200).
-
-        Parameters:
-            width: How many.
-            aligned: Whether so many are aligned.
-
-        Args:
-            i: The first.
-        """
-        comptime F = DType.float32
-        comptime half = DType.uint16
-        comptime Values = SIMD[Self.accum, width]
-        var are_wide = self.kind != Kind.NARROW
-        var bytes = 4 if are_wide else 2
-        var first = self.address.unsafe_offset(i * bytes)
-        # Those of 16 bits are read twice.
-        var narrow = SIMD[half, width]()
-        var wide: Values
-        comptime if aligned:
-            comptime size = width * size_of[half]()
-            narrow = first.unsafe_bitcast[Scalar[half]]().unsafe_load[
-                width=width, alignment=size
-            ]()
-            var rest = (
-                first.unsafe_offset(size if are_wide else 0)
-                .unsafe_bitcast[Scalar[half]]()
-                .unsafe_load[width=width, alignment=size]()
-            )
-            wide = rebind[Values](bitcast[F, width](narrow.join(rest)))
-        else:
-            var words = SIMD[DType.uint32, width]()
-            comptime for j in range(width):
-                var place = first.unsafe_offset(j * bytes)
-                var low = place.unsafe_bitcast[Scalar[half]]()[]
-                var high = place.unsafe_offset(
-                    bytes - size_of[half]()
-                ).unsafe_bitcast[Scalar[half]]()[]
-                narrow[j] = low
-                words[j] = (high.cast[DType.uint32]() << 16) | low.cast[
-                    DType.uint32
-                ]()
-            wide = rebind[Values](bitcast[F](words))
-        return SIMD[DType.bool, width](fill=are_wide).select(
-            wide, widened[Self.accum](bitcast[Self.dtype](narrow))
-        )
-
-    @inline(.always)
     def values[width: Int, unit: Bool](self, i: Int) -> SIMD[Self.accum, width]:
         """Returns its elements from `i` on, of floats, or the number; parameters are as of `elements`.
         """
@@ -353,11 +308,11 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     """
 
     comptime accum = accumulator[Self.dtype]()
-    comptime in_memory = Self.forms_are != Class.LONG
+    comptime in_memory = not Self.forms_are.is_long()
     comptime scaled = Self.forms_are.is_scaled()
     comptime signed = Self.forms_are.is_signed()
     comptime hidden = Self.forms_are.may_hide()
-    comptime sums = Self.forms_are == Class.LONG
+    comptime sums = Self.forms_are.is_long()
     # With a mask that is read, logits are best made once: in place if they are as wide as their elements, else as they are loaded.
     comptime transformed = (
         Self.in_memory and not Self.scaled and Self.dtype == Self.accum
@@ -402,7 +357,7 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
     def load[width: Int](self, i: Int) -> SIMD[Self.held, width]:
         """Returns the elements from `i` on, which are aligned, or what is made of them.
         """
-        comptime if Self.forms_are == Class.LONG:
+        comptime if Self.forms_are.is_long():
             return rebind[SIMD[Self.held, width]](self._added[width, True](i))
         var elements = load_aligned[width](self.first.unsafe_offset(i))
         comptime if Self.scaled or Self.transformed:
@@ -412,8 +367,8 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
 
     @inline(.always)
     def load_from_any[width: Int](self, i: Int) -> SIMD[Self.held, width]:
-        """Returns the same, beside any mask."""
-        comptime if Self.forms_are == Class.LONG:
+        """Returns the same, beside a mask that may begin anywhere."""
+        comptime if Self.forms_are.is_long():
             return rebind[SIMD[Self.held, width]](self._added[width, False](i))
         else:
             return self.load[width](i)
@@ -427,11 +382,8 @@ struct FormedLine[dtype: DType, forms_are: Class](SourceLine):
         var z = widened[Self.accum](
             load_aligned[width](self.first.unsafe_offset(i))
         )
-        var mask: SIMD[Self.accum, width]
-        comptime if Self.dtype == Self.accum:
-            mask = self.mask_of[Self.accum, width, aligned](i)
-        else:
-            mask = self.mask.of_either[width, aligned](i)
+        comptime of = Self.dtype if Self.forms_are == Class.LONG_NARROW else Self.accum
+        var mask = widened[Self.accum](self.mask_of[of, width, aligned](i))
         return mask.fma(
             SIMD[Self.accum, width](self.temperature.number),
             z * self.scale.number,

@@ -209,8 +209,12 @@ struct Class(Equatable, TrivialRegisterPassable):
     each row."""
     comptime BIASED = Self(5)
     """Any scales and temperatures that are the same along each row, and a mask of floats whose elements lie one after the other; nothing else."""
+    comptime BIASED_NARROW = Self(11)
+    """The same with a mask of the dtype of the logits, which is shorter than accumulators."""
     comptime LONG = Self(9)
-    """`BIASED` ones of rows that are the whole GPU's: logits are made as they are loaded."""
+    """`BIASED` ones of rows that are the whole GPU's: logits are made as they are loaded. The mask is of accumulators."""
+    comptime LONG_NARROW = Self(10)
+    """The same of `BIASED_NARROW` ones: a branch for each vector would have the next loads wait for this one."""
     comptime ANY = Self(2)
     """Anything."""
 
@@ -253,16 +257,25 @@ struct Class(Equatable, TrivialRegisterPassable):
             Self.MASKED_FACTORS,
             Self.BIASED,
             Self.LONG,
+            Self.LONG_NARROW,
         )
+
+    def is_long(self) -> Bool:
+        """Returns whether logits are made as they are loaded."""
+        return self == Self.LONG or self == Self.LONG_NARROW
+
+    def has_bias(self) -> Bool:
+        """Returns whether there is a mask of floats for certain."""
+        return self == Self.BIASED or self == Self.BIASED_NARROW
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`. Those that are known to have a mask of floats, and no more than that, are called
-        `BIASED`.
+        `BIASED` or `BIASED_NARROW`.
         """
         return (
             self == Self.ANY
             or self == other
-            or (self == Self.BIASED and other == Self.MASKED)
+            or (self.has_bias() and other == Self.MASKED)
         )
 
 
@@ -425,19 +438,27 @@ struct Forms[dtype: DType](TrivialRegisterPassable):
         )
 
     @inline(.always)
+    def have_one_mask(self) -> Bool:
+        """Returns whether all rows along the axis have the same mask."""
+        var apart = 0
+        comptime for i in range(AXIS):
+            apart |= self.mask.strides[i]
+        return apart == 0
+
+    @inline(.always)
     def have_aligned_mask(self, x: Source[Self.dtype]) -> Bool:
-        """Returns whether as many elements of the mask of `LONG` ones as 16 bytes of logits are aligned beside those of x that are.
+        """Returns whether as many elements of the mask of long ones are aligned, beside those of x that are, as 16 bytes hold accumulators.
 
         - `x`: Where the logits are.
         """
-        var bytes = self.mask.kind.bytes[Self.dtype]()
+        var bytes = self.mask.kind.bytes[Self.dtype]()  # A power of two.
         var width = VECTOR_BYTES // size_of[accumulator[Self.dtype]()]()
         var distances = self.shape[AXIS]
         comptime for i in range(AXIS):
             distances |= self.mask.strides[i]
         return (
             Int(x) % (width * size_of[Self.dtype]()) == 0
-            and Int(self.mask.address) % (width * bytes) == 0
+            and Int(self.mask.address) & (width * bytes - 1) == 0
             and distances % width == 0
         )
 

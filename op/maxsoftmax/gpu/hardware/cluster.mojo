@@ -7,11 +7,11 @@ a row, where a barrier takes two. The arrivals are counted by an mbarrier, in by
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.sys import inlined_assembly
-from std.utils.numerics import inf, nan, neg_inf
 from max.gpu import WARP_SIZE, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
-from ...math.exponential import ROOM, Scale, quotient
+from ...math.exponential import Scale
+from .pair import Pair, empty_pair
 from .team import greater, largest_of_lanes, maximum, total
 from .tree_reduction import Shared
 from .warp_reduction import lanes_reduce
@@ -31,97 +31,6 @@ def has_clusters() -> Bool:
     """Returns whether the GPU that is compiled for has clusters."""
     comptime gpu = DeviceContext.default_device_info
     return gpu.api == "cuda" and gpu.compute >= 9.0
-
-
-struct Pair[width: SIMDLength = 1](TrivialRegisterPassable):
-    """The maximum of a part of a row, and the sum of its exponentials in the `Scale` of the maximum.
-
-    Parameters:
-        width: Number of rows, one a lane.
-    """
-
-    comptime Values = SIMD[DType.float32, Self.width]
-
-    var m: Self.Values
-    """The maximum."""
-    var d: Self.Values
-    """The sum."""
-
-    @inline(.always)
-    def __init__(out self, m: Self.Values, d: Self.Values):
-        self.m = m
-        self.d = d
-
-    @inline(.always)
-    def reciprocal[lowered: Bool = False](self) -> Self.Values:
-        """Returns 1 / d; NaN if m is not finite, as then is all of the row.
-
-        Parameters:
-            lowered: Whether for exponentials in the lowered unit.
-        """
-        var result = quotient(Self.Values(1), self.d)
-        comptime if Self.width > 1:
-            # Newton's step makes up for what the quotient lacks.
-            result = result.fma(result.fma(-self.d, Self.Values(1)), result)
-        comptime if lowered:
-            result /= Float32(1 << ROOM)
-        return (
-            abs(self.m)
-            .lt(inf[DType.float32]())
-            .select(result, Self.Values(nan[DType.float32]()))
-        )
-
-    @inline(.always)
-    def relative[exact: Bool, quick: Bool = False](self) -> Self.Values:
-        """Returns Σ e^(x - m): from 1 up, 0 for nothing but -inf; NaN if m is not finite otherwise.
-
-        Parameters:
-            exact: Of the scale that d is in.
-            quick: Whether d is a sum of what the scale's `quick` returned, times its `quick_factor`.
-        """
-        var nothing = self.m.eq(neg_inf[DType.float32]())
-        var scale = Scale[exact, Self.width](self.m)
-        # What the largest element has added to d: where the others count for nothing, the logarithm is to be 0.
-        var largest: Self.Values
-        comptime if quick:
-            largest = scale.quick(scale.m) * scale.quick_factor()
-        else:
-            largest = scale.exp(scale.m)
-        # Of several rows a quotient is rounded less well: that of two equal numbers may not be 1.
-        var sum = self.d.eq(largest).select(
-            Self.Values(1), quotient(self.d, largest)
-        )
-        return nothing.select(
-            Self.Values(0),
-            abs(self.m)
-            .lt(inf[DType.float32]())
-            .select(sum, Self.Values(nan[DType.float32]())),
-        )
-
-    @inline(.always)
-    def sum_over[
-        exact: Bool, sums: Bool = False
-    ](self, larger: Scale[exact, Self.width, sums]) -> Self.Values:
-        """Returns the sum in the scale of a maximum that is not smaller.
-
-        Parameters:
-            exact: Of both scales.
-            sums: Of both, too.
-        """
-        # A part of nothing but -inf adds nothing, whatever its sum says.
-        var nothing = self.m.eq(neg_inf[DType.float32]())
-        return nothing.select(Self.Values(0), self.d * larger.of_part(self.m))
-
-    @inline(.always)
-    def joined[exact: Bool](self, logits: Self.Values) -> Self:
-        """Returns the pair with one more element, in the scale of what is then the maximum.
-
-        Parameters:
-            exact: Of the scale that d is in.
-        """
-        var m = maximum(self.m, logits)
-        var larger = Scale[exact, Self.width](m)
-        return {m, self.sum_over(larger) + larger.exp(logits)}
 
 
 struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
@@ -319,41 +228,35 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
         comptime of_lane = ceildiv(PORTABLE_BLOCKS * Self.pairs, WARP_SIZE)
         var box = self._box(turn).unsafe_offset(2 * lane)
         var left = Int32(count - lane)
+
+        @inline(.always)
+        def pair(j: Int) {imm} -> Pair[]:
+            """Returns one of this lane's."""
+            if Int32(j * WARP_SIZE) >= left:
+                return empty_pair()
+            var both = box.unsafe_load[width=2, alignment=8](2 * j * WARP_SIZE)
+            return Pair(both[0], both[1])
+
         # Without a loop, so that what is read of one pair does not wait for the one before.
-        var maxima = Array[Float32, of_lane](fill=neg_inf[DType.float32]())
+        var theirs = Array[Pair[], of_lane](fill=empty_pair())
         comptime for j in range(of_lane):
-            if Int32(j * WARP_SIZE) < left:
-                maxima[j] = box[unsafe_offset=2 * j * WARP_SIZE]
-        var m = maxima[0]
+            theirs[j] = pair(j)
+        var m = theirs[0].m
         comptime for j in range(1, of_lane):
-            m = maximum(m, maxima[j])
+            m = maximum(m, theirs[j].m)
         m = largest_of_lanes[WARP_SIZE](m)
         var of_row = Scale[exact, sums=sums](m)
+        var are_usual = True
+        comptime for j in range(of_lane):
+            are_usual = are_usual and of_row.is_usual(theirs[j].m)[0]
         var d = Float32(0)
-        comptime if exact:
-            # Unrolled, what this takes spills registers.
-            for i in range(lane, count, WARP_SIZE):
-                var pair = self._box(turn).unsafe_load[width=2, alignment=8](
-                    2 * i
-                )
-                d += Pair(pair[0], pair[1]).sum_over(of_row)
+        if are_usual:
+            comptime for j in range(of_lane):
+                d = theirs[j].d.fma(of_row.of_part_of_most(theirs[j].m), d)
         else:
-
-            @inline(.always)
-            def add[steep: Bool](mut d: Float32) {imm}:
-                comptime for j in range(of_lane):
-                    if Int32(j * WARP_SIZE) < left:
-                        var sum = box[unsafe_offset=2 * j * WARP_SIZE + 1]
-                        comptime if steep:
-                            d += sum if maxima[j] == of_row.m else 0
-                        else:
-                            # What is -inf has summed up to 0.
-                            d = sum.fma(of_row.of_part_of_most(maxima[j]), d)
-
-            if of_row.steep()[0]:
-                add[True](d)
-            else:
-                add[False](d)
+            # Read again in a loop: all at once take registers from those who need them.
+            for j in range(of_lane):
+                d += pair(j).sum_over(of_row)
         return Pair(m, lanes_reduce[total](d))
 
     @inline(.always)
@@ -369,7 +272,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
         Returns:
             The pair of all blocks.
         """
-        var theirs = self._exchange(mine, Pair(neg_inf[DType.float32](), 0))
+        var theirs = self._exchange(mine, empty_pair())
         var m = lanes_reduce[greater, PORTABLE_BLOCKS](theirs.m)
         var d = theirs.sum_over(Scale[exact](m))
         return Pair(m, lanes_reduce[total, PORTABLE_BLOCKS](d))

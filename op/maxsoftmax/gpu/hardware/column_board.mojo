@@ -6,14 +6,13 @@ merge the units of a strip as they are left.
 
 from std.atomic import Atomic, Ordering
 from std.math import ceildiv
-from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 from max.gpu.sync import barrier
 
 from ...io.rows import Target
 from ..partition.pair import merged
 from .board import ASKED, Words, ask, bits_of, pairs_of, sleep
-from .cluster import Pair
+from .pair import Pair, empty_pair
 from .tree_reduction import Shared
 
 comptime _Bits = Atomic[UInt64, scope="device"]
@@ -123,7 +122,7 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
             warps: Warps a block.
 
         Args:
-            room: Shared memory for two words of each column for each warp.
+            room: Shared memory for a word of each column for each warp.
             strips: How many there are.
             block: The block's index among those that call this.
             blocks: How many do.
@@ -165,7 +164,7 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
         Args:
             words: Where the first warp's are, of this lane's columns.
         """
-        var pairs = Array[Self.P, warps](fill=_nothing[Self.of_lane]())
+        var pairs = Array[Self.P, warps](fill=empty_pair[Self.of_lane]())
         comptime for i in range(warps):
             pairs[i] = pairs_of(
                 words.unsafe_load[
@@ -190,10 +189,10 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
         """
         # As many as there are registers for.
         comptime at_a_time = 16 // Self.of_lane
-        var pair = _nothing[Self.of_lane]()
+        var pair = empty_pair[Self.of_lane]()
         for start in range(UInt32(0), count, UInt32(at_a_time)):
             var bits = Array[Self.Bits, at_a_time](
-                fill=bits_of(_nothing[Self.of_lane]())
+                fill=bits_of(empty_pair[Self.of_lane]())
             )
             comptime for i in range(at_a_time):
                 if start + UInt32(i) < count:
@@ -243,9 +242,3 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
                 ),
                 bits[i],
             )
-
-
-@inline(.always)
-def _nothing[width: Int]() -> Pair[width]:
-    """Returns the pairs of no elements."""
-    return {neg_inf[DType.float32](), 0}

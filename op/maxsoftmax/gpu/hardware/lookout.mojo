@@ -8,7 +8,7 @@ from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 
 from .board import Board, bits_of, pairs_of, sleep
-from .cluster import Pair
+from .pair import Pair
 from .tree_reduction import Shared
 
 comptime LOOKED_FOR = 64

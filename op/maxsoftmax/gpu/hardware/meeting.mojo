@@ -7,8 +7,8 @@ from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
 from ..partition.tile import Tile
 from .board import bits_of
-from .cluster import Pair
 from .column_board import ColumnBoard
+from .pair import Pair
 from .tree_reduction import Shared
 
 

@@ -8,7 +8,7 @@ from ...io.source import RowSource
 from ...io.target import RowTarget
 from ...math.exponential import Scale
 from ...ops.finish import Finish
-from ..hardware.cluster import Pair
+from ..hardware.pair import Pair
 from ..hardware.slots import Slots
 from .unit import Unit, granules_of, lies
 from .unit_result import factors
@@ -81,6 +81,8 @@ struct Held[
     """Length of each row."""
     var units: UInt32
     """How many units each of them has."""
+    var aligned: Bool
+    """Whether what is computed can be had by the vector."""
     var lane: Int
     """This thread's index in its warp."""
     var slots: Slots[Self.dtype, WARP_SIZE * Self.warps, Self.U.width]
@@ -99,6 +101,7 @@ struct Held[
         self.x = x
         self.n = n
         self.units = units
+        self.aligned = x.is_aligned[Self.U.width]()
         self.lane = Int(thread_idx.x) % WARP_SIZE
         self.slots = {}
         self.first = 0
@@ -129,9 +132,7 @@ struct Held[
         comptime if Self.lies:
             return u.read[Self.edged, past_l1=past_l1](raw, policy)
         else:
-            return u.compute(
-                self._line(id, u), self.x.is_aligned[Self.U.width](), raw
-            )
+            return u.compute(self._line(id, u), self.aligned, raw)
 
     @inline(.always)
     def _line(self, id: UInt32, u: Self.U) -> Self.S.Line:

@@ -7,7 +7,7 @@ from ...io.rows import Target
 from ...math.exponential import logarithm, Scale
 from ...math.online import Sum
 from ...ops.finish import Finish
-from ..hardware.cluster import Pair
+from ..hardware.pair import Pair
 from ..hardware.team import maximum
 
 

@@ -15,7 +15,7 @@ from ...ops.finish import Finish
 from ...io.rows import Positions, Target
 from ...io.source import RowSource
 from ...io.target import RowTarget
-from ..hardware.cluster import Pair
+from ..hardware.pair import Pair
 from .deal import Deal, Sources, Targets
 from .tile import Tile
 

@@ -231,6 +231,8 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         def compute_granules[
             at_once: Bool, all: Bool
         ](mut raw: Array[Self.Values, Self.rounds]) {imm}:
+            # Hidden, too: what several ways of this have in common the compiler would find before it goes one of them, an address for each granule.
+            var start = unseen(0)
             comptime for j in range(Self.rounds):
                 var at: Int
                 comptime if all:
@@ -238,18 +240,25 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                 else:
                     at = self.place(j) if j > 0 and self.has[all](j) else spare
                 var values = _computed[Self.dtype, Self.width, at_once](
-                    line, at
+                    line, start + at
                 )
                 if self.has[all](j):
                     raw[j] = values
 
-        if self.left > Int32(begins):
-            if not aligned:
-                compute_granules[False, False](raw)
-            elif Int32(Self.rounds * WARP_SIZE) <= self.left + lane:
+        # Whole units go first: what the others need is then found only there.
+        if Int32(Self.rounds * WARP_SIZE) <= self.left + lane and (
+            aligned or Line.sums
+        ):
+            if aligned:
                 compute_granules[True, True](raw)
             else:
+                comptime if Line.sums:
+                    compute_granules[False, True](raw)
+        elif self.left > Int32(begins):
+            if aligned:
                 compute_granules[True, False](raw)
+            else:
+                compute_granules[False, False](raw)
         if begins:
             raw[0] = self.some(line, 0)
         if not self.whole:

@@ -4,7 +4,7 @@ from std.utils.numerics import neg_inf
 
 from ...math.exponential import Scale
 from ...ops.finish import Finish
-from ..hardware.cluster import Pair
+from ..hardware.pair import Pair
 from .pair import end
 
 

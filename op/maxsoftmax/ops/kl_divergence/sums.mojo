@@ -4,7 +4,7 @@ from std.math import exp2
 from std.utils.numerics import neg_inf
 from max.gpu import WARP_SIZE
 
-from ...gpu.hardware.cluster import Pair
+from ...gpu.hardware.pair import Pair
 from ...gpu.hardware.team import (
     greater,
     largest_lane,
