@@ -594,7 +594,7 @@ def test_rows_beside_a_mask_of_large_numbers_are_those_of_float64(n, low):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [40_001, 128_256])
+@pytest.mark.parametrize("n", [40_001, 128_256, 400_001])
 def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
     torch = pytest.importorskip("torch")
     from max.driver import Accelerator, Buffer
@@ -602,12 +602,15 @@ def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
     from max.engine import InferenceSession
     from max.graph import DeviceRef, Graph, TensorType
 
-    def masked(module, x, taken, bias, temperature):
-        yield module.softmax(x, mask=taken, scale=0.5)
-        yield module.softmax(x, mask=taken, temperature=temperature)
+    def masked(module, x, taken, *others):
+        bias, narrow, temperature = others
+        if n < 2**18:
+            yield module.softmax(x, mask=taken, scale=0.5)
+            yield module.softmax(x, mask=taken, temperature=temperature)
         yield module.softmax(x, mask=bias, temperature=temperature)
+        yield module.softmax(x, mask=narrow)
 
-    shapes = [(dtype, (5, n)), ("bool", (5, n)), ("float32", (5, n)), ("float32", (5, 1))]
+    shapes = [(dtype, (5, n)), ("bool", (5, n)), ("float32", (5, n)), (dtype, (n,)), ("float32", (5, 1))]
     types = [TensorType(getattr(DType, name), shape, DeviceRef.GPU()) for name, shape in shapes]
     with Graph("masked", input_types=types) as graph:
         graph.output(*masked(maxsoftmax.ops, *(value.tensor for value in graph.inputs)))
@@ -616,9 +619,10 @@ def test_masked_rows_of_units_have_the_same_bits_in_a_graph(n, dtype):
     x, bias = torch.randn(2, 5, n, device="cuda", generator=generator).mul(3)
     x, taken = x.to(getattr(torch, dtype)), bias > -2
     temperature = torch.tensor([1.0, 0.3, -0.5, 2, 0.7], device="cuda")[:, None]
+    narrow = bias[2].to(x.dtype)
     torch.cuda.synchronize()
-    results = model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, taken, bias, temperature)))
-    alone = masked(maxsoftmax, x, taken, bias, temperature)
+    results = model.execute(*(Buffer.from_dlpack(tensor) for tensor in (x, taken, bias, narrow, temperature)))
+    alone = masked(maxsoftmax, x, taken, bias, narrow, temperature)
     for result, direct in zip(results, alone, strict=True):
         assert torch.from_dlpack(result).equal(direct)
 
