@@ -231,7 +231,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         def compute_granules[
             at_once: Bool, all: Bool
         ](mut raw: Array[Self.Values, Self.rounds]) {imm}:
-            # Hidden, too: what several ways of this have in common the compiler would find before it goes one of them, an address for each granule.
+            # Hidden, too: the compiler would find an address for each granule before it knows which of these functions needs them.
             var start = unseen(0)
             comptime for j in range(Self.rounds):
                 var at: Int
