@@ -79,16 +79,16 @@ def formed[
         comptime if known.may_be(Class.MASKED):
             if are == Class.MASKED:
                 var source = Formed[Class.MASKED](x, forms)
-                comptime if Tuned.stages_masks:
+                comptime if Tuned.stages_masks and known.may_be(Class.BIASED):
                     if forms.are_biased():
                         comptime known_long = is_of_grid[dtype](rows.length)
+                        comptime may_be_long = rows.length == 0 or known_long
                         comptime for long in [Class.LONG, Class.LONG_NARROW]:
                             comptime narrow = long == Class.LONG_NARROW
-                            comptime may_be = (
-                                size_of[dtype]() == 2 and known != Class.BIASED
-                            ) if narrow else known != Class.BIASED_NARROW
-                            comptime if may_be and (
-                                rows.length == 0 or known_long
+                            comptime if (
+                                may_be_long
+                                and known.may_be(long)
+                                and (size_of[dtype]() == 2 or not narrow)
                             ):
                                 if (
                                     is_of_grid[dtype](rows.n)

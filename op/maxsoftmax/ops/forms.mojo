@@ -270,12 +270,14 @@ struct Class(Equatable, TrivialRegisterPassable):
 
     def may_be(self, other: Self) -> Bool:
         """Returns whether forms that are known to be of this class may be of `other`. Those that are known to have a mask of floats, and no more than that, are called
-        `BIASED` or `BIASED_NARROW`.
+        `BIASED` or `BIASED_NARROW`; those that have one of bools are `MASKED`, or narrower.
         """
         return (
             self == Self.ANY
             or self == other
-            or (self.has_bias() and other == Self.MASKED)
+            or (self.has_bias() and other in (Self.MASKED, Self.BIASED))
+            or (self == Self.BIASED and other == Self.LONG)
+            or (self == Self.BIASED_NARROW and other == Self.LONG_NARROW)
         )
 
 
