@@ -1,4 +1,4 @@
-"""The fast kernel along an axis that is not the last of columns that no cluster holds, and the whole GPU does: one read and one write an element.
+"""The fast kernel along an axis that is not the last of long columns, which the whole GPU holds: one read and one write an element.
 
 It is `resident_grid` turned. Teams of eight warps of a block ask a counter for units. A warp holds its part of two: the last one in registers, and the one
 before in shared memory, until all of its strip of columns has been summed up, which goes by the `ColumnBoard`. All blocks are on the GPU at once, so that nobody waits
@@ -13,27 +13,29 @@ What of others a warp has to hear waits behind what its neighbours load, so that
 |---|---|---|---|---|
 | a copy | 138 | 86 | 98 | 76 |
 | as here | 164 | 96 | 127 | 82 |
-| the last warp of a team to come merges what all have left, where here they meet | 165 | 97 | 130 | 86 |
+| the last warp of a team to come merges what all have left, where here one of them waits for all | 165 | 97 | 130 | 86 |
 | whoever leaves the last of some units merges them, and then of some groups | 270 | 225 | – | – |
 | one block merges, units and then groups, each warp by itself | 181 | 174 | 152 | 127 |
 | two do, and exponentials are not computed again | 168 | 106 | 134 | 88 |
 | each vector that is written makes room for one of the next unit | – | – | 136 | 128 |
 | read twice, by `streaming_strided` | 238 | 134 | 192 | 113 |
 
-Of other ways to wait for each other none was faster at all lengths (H200, µs; the figures above are from before bfloat16 was widened in one operation an element: 50257×1024
-of it takes 74 now):
+Of other ways to wait for each other none was faster at all lengths (H200, µs, while two blocks merged; the figures above are from before bfloat16 was widened in one operation an element, and its
+50257×1024 takes 74 now):
 
 | | 8×30000×1001 along the middle axis, float32 | bfloat16 | 50257×1023, float32 | 50257×1024, float32 | 8×100000×64, float32 |
 |---|---|---|---|---|---|
-| as here | 915 | 514 | 216 | 125 | 128 |
-| of a team only the warp that takes a unit waits until all have left it (by `bar.arrive`, which racecheck does not know) | 867 | 503 | 208 | 128 | 133 |
+| as here: of a team only the warp that takes a unit waits until all have left it | 874 | 500 | 211 | 127 | 134 |
 | nor do warps wait for each other's writing, but look for which unit is next | 861 | 509 | 210 | 130 | 135 |
-| a unit is asked for one ahead | 905 | 694 | 266 | 169 | 179 |
-| strips of 16 vectors, units of 256 positions | 1529 | 1465 | 364 | 257 | 210 |
+| all of a team wait until all have left a unit | 915 | 515 | 218 | 125 | 128 |
+| a unit is asked for one ahead, and all wait | 905 | 694 | 266 | 169 | 179 |
+| strips of 16 vectors, units of 256 positions, and all wait | 1529 | 1465 | 364 | 257 | 210 |
+| strips of 16 vectors by one team of 16 warps | 925 | 599 | 255 | 174 | 215 |
 """
 
 from std.math import ceildiv
 from std.memory import bitcast, unsafe_stack_allocation
+from std.sys import size_of
 from std.utils.numerics import neg_inf
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
@@ -44,6 +46,7 @@ from max.gpu import (
     thread_idx,
 )
 from max.gpu.primitives import warp
+from max.gpu.sync import barrier
 
 from ..io.rows import Positions, Rows, VECTOR_BYTES
 from ..io.source import RowSource
@@ -91,12 +94,23 @@ comptime BLOCK_SIZE = TEAMS * COLUMN_THREADS
 comptime UNDER_WAY = 8
 """Vectors of 16 bits that a thread has under way at a time: 50257×1024 of bfloat16 take 102 µs, and by 16 106, but of float32 173 and 168 (H100)."""
 
-comptime MERGERS = 2
-"""Blocks that hold nothing, but merge what others leave."""
+comptime MERGERS = 4
+"""Blocks that hold nothing, but merge what others leave, at most."""
 
-comptime GRID_LENGTH = 18000
-"""Positions of the shortest columns. A cluster that holds 20000×2048 of float32 takes 132 µs instead of 121, of bfloat16 75 both, 21000×500 62 instead of 42, and of
-4×16000×1023 along the middle axis 401 instead of 272; but 16384×1024 56 instead of 62, and of bfloat16 36 instead of 45 (H200)."""
+
+def mergers[dtype: DType]() -> Int:
+    """Returns how many blocks merge: exponentials of float32 take them longer. By four and by two, 8×20000×1024 of float32 along the middle axis takes 361 and 468 µs, 20000×2048 100 and
+    124; 8×20000×1024 of bfloat16 212 and 208, 20000×2048 60 and 61, 8×100000×64 78 and 76 (H200).
+
+    Parameters:
+        dtype: Dtype of the logits.
+    """
+    return MERGERS if size_of[dtype]() > 2 else MERGERS // 2
+
+
+comptime GRID_LENGTH = 10000
+"""Positions of the shortest columns. By clusters that hold them (by the whole GPU), µs on an H200, of float32 and of bfloat16: 8×7168×1024 along the middle axis 130 (135), 71 (106); 8×8000×1001
+215 (228), 118 (135); 10000×2048 58 (52), 39 (36); 8×12000×1024 244 (210), 126 (128); 13000×4096 147 (125), 79 (77); 4×16000×1023 255 (239), 193 (138); 16384×1024 54 (43), 33 (28)."""
 
 
 @__llvm_metadata(
@@ -146,6 +160,7 @@ def resident_grid_strided_kernel[
     # Exponentials are kept in place of the logits, unless that takes twice the room.
     comptime keeps = finish == Finish.PROBABILITIES and dtype == F
     comptime of_lane = LANES * width // WARP_SIZE
+    comptime merging = mergers[dtype]()
     comptime none = UInt32.MAX
     comptime filler = Raw(neg_inf[dtype]())
     var thread = Int(thread_idx.x) % COLUMN_THREADS
@@ -153,27 +168,29 @@ def resident_grid_strided_kernel[
     var lane = thread % WARP_SIZE
     var slots = Slots[dtype, BLOCK_SIZE, width]()
     comptime M = Meeting[tile]
+    comptime assert M.room >= WARPS * tile.columns(), "no room to merge"
     var room = unsafe_stack_allocation[
         TEAMS * M.room,
         UInt64,
         alignment=VECTOR_BYTES,
         address_space=AddressSpace.SHARED,
     ]()
-    var meeting = M(room, team)
     var board = ColumnBoard[of_lane](memory, Int(strips), Int(units))
     var end_id = UInt32(strips) * UInt32(units)
     pdl_wait()
-    if block_idx.x < MERGERS:
+    if block_idx.x < merging:
         board.merge[exact, TEAMS * WARPS](
             room,
             UInt32(strips),
             UInt32(block_idx.x),
-            UInt32(MERGERS),
+            UInt32(merging),
             Int(thread_idx.x) // WARP_SIZE,
             lane,
         )
         return
-    var holders = UInt32(grid_dim.x - MERGERS)
+    var meeting = M(room, team, thread)
+    barrier()
+    var holders = UInt32(grid_dim.x - merging)
     var multiplier = Float32(1)
     comptime if scaled:
         multiplier = x.column(
@@ -267,7 +284,7 @@ def resident_grid_strided_kernel[
     var turn = 0
     var stride = UInt32(TEAMS) * holders
     # A strip's units are spread over the GPU.
-    var id = UInt32(team) * holders + UInt32(block_idx.x - MERGERS)
+    var id = UInt32(team) * holders + UInt32(block_idx.x - merging)
     while True:
         var raw = Array[Raw, ROUNDS](fill=filler)
         var m = Values(0)
@@ -329,7 +346,7 @@ def resident_grid_strided_kernel[
                 board.leave(
                     strip,
                     id - strip * UInt32(units),
-                    meeting.take[of_lane, exact](turn, lane),
+                    meeting.take[of_lane, exact](lane),
                     lane,
                 )
         var found = Pair[of_lane](0, 0)
@@ -345,7 +362,7 @@ def resident_grid_strided_kernel[
             slots.keep(j, raw[j])
         parked = id
         parked_m = m
-        id = stride + meeting.told(next, thread)
+        id = stride + meeting.told(turn, next, thread)
         turn += 1
 
 
@@ -358,6 +375,7 @@ def grid_column_units(n: Int, queue: Queue) raises -> Int:
     """
     if n < GRID_LENGTH:
         return 0
+    # The same lengths of all dtypes.
     var teams = max(0, (queue.sm_count() - MERGERS) * TEAMS)
     var units = ceildiv(n, UNIT)
     # Who waits for a column has left its part of it, and holds two units.
@@ -396,7 +414,9 @@ def resident_grid_strided[
         Int64(strips),
         Int64(units),
         UInt32(0),
-        grid_dim=min(queue.sm_count(), MERGERS + strips * units),
+        grid_dim=min(
+            queue.sm_count(), mergers[S.Column.loaded]() + strips * units
+        ),
         block_dim=BLOCK_SIZE,
         shared_mem_bytes=BLOCK_SIZE * ROUNDS * VECTOR_BYTES,
         attributes=cooperative(),

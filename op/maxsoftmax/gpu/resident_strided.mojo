@@ -380,8 +380,6 @@ def resident_columns[
             var e: Vector
             comptime if exponential:
                 e = widened(kept)
-            elif S.in_memory:
-                e = exponentials_of(scale, anew(kept, secret))
             else:
                 e = exponentials_of(scale, kept)
             # One factor after the other: both together may be too small for a normal number.
@@ -396,10 +394,12 @@ def resident_columns[
     comptime for j in range(held):
         var i = j if j < vectors else last
         if part.has(i):
+            # Widened, or with their exponentials, they would be kept in twice the registers.
             comptime if gradient and (loaded != F or log):
-                # Widened, or with their exponentials, they would be kept in twice the registers.
                 raw[j] = anew(raw[j], secret)
                 others[j] = anew(others[j], secret)
+            elif exponentials and not in_registers and S.in_memory:
+                raw[j] = anew(raw[j], secret)
             target.store(
                 i, finished[in_registers](raw[j], others[j]), part.left(i)
             )
@@ -478,7 +478,7 @@ def resident_room[S: RowSource, finish: Finish](t: Strip, tile: Tile) -> Int:
         t: How columns are held.
         tile: A block's columns.
     """
-    if t.up_to != HAS_ROOM:
+    if t.up_to != HAS_ROOM and not t.slotted:
         return t.up_to
     comptime gpu = DeviceContext.default_device_info
     # Maxima and sums, or sums.
@@ -493,7 +493,8 @@ def resident_room[S: RowSource, finish: Finish](t: Strip, tile: Tile) -> Int:
     var rounds = t.vectors + left // (finish.inputs() * _slot_bytes[S](tile))
     var deep = tile.deep()
     # The last round of copied ones is always in registers.
-    return (rounds + 1 if S.in_memory else rounds) * deep
+    var room = (rounds + 1 if S.in_memory else rounds) * deep
+    return room if t.up_to == HAS_ROOM else min(room, t.up_to)
 
 
 def _slot_bytes[S: RowSource](tile: Tile) -> Int:

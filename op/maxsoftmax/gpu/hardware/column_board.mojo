@@ -20,6 +20,9 @@ comptime _Bits = Atomic[UInt64, scope="device"]
 comptime IDLE = 100
 """ns until a warp that waits for units looks again, so that others have the memory."""
 
+comptime FEW = 4
+"""Units of a warp that are merged at a time, if it has no more: 10000×2048 of bfloat16 take 36 µs, not 39 (H200)."""
+
 
 struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
     """What warps tell each other, in the GPU's memory.
@@ -187,36 +190,46 @@ struct ColumnBoard[of_lane: Int](TrivialRegisterPassable):
             count: How many there are.
             lane: This thread's index in its warp.
         """
+        if count <= UInt32(FEW):
+            return self._merged_some[exact, FEW](first, count, lane)
         # As many as there are registers for.
         comptime at_a_time = 16 // Self.of_lane
         var pair = empty_pair[Self.of_lane]()
         for start in range(UInt32(0), count, UInt32(at_a_time)):
-            var bits = Array[Self.Bits, at_a_time](
-                fill=bits_of(empty_pair[Self.of_lane]())
-            )
-            comptime for i in range(at_a_time):
-                if start + UInt32(i) < count:
-                    bits[i] = 0
-            while True:
-                # All are asked for before any is looked at.
-                comptime for i in range(at_a_time):
-                    if bits[i].eq(0).reduce_or():
-                        bits[i] = self._load(
-                            self.units, first + start + UInt32(i), lane
-                        )
-                var there = True
-                comptime for i in range(at_a_time):
-                    there = there and not bits[i].eq(0).reduce_or()
-                if there:
-                    break
-                sleep(IDLE)
-            var pairs = Array[Self.P, at_a_time](fill=pair)
-            comptime for i in range(at_a_time):
-                pairs[i] = pairs_of(bits[i])
             var both = Array[Self.P, 2](fill=pair)
-            both[1] = merged[exact](pairs)
+            both[1] = self._merged_some[exact, at_a_time](
+                first + start, count - start, lane
+            )
             pair = merged[exact](both)
         return pair
+
+    @inline(.always)
+    def _merged_some[
+        exact: Bool, at_a_time: Int
+    ](self, first: UInt32, count: UInt32, lane: Int) -> Self.P:
+        """Merges the first `at_a_time` of some units: parameters and arguments are as of `_merged_units`.
+        """
+        var bits = Array[Self.Bits, at_a_time](
+            fill=bits_of(empty_pair[Self.of_lane]())
+        )
+        comptime for i in range(at_a_time):
+            if UInt32(i) < count:
+                bits[i] = 0
+        while True:
+            # All are asked for before any is looked at.
+            comptime for i in range(at_a_time):
+                if bits[i].eq(0).reduce_or():
+                    bits[i] = self._load(self.units, first + UInt32(i), lane)
+            var there = True
+            comptime for i in range(at_a_time):
+                there = there and not bits[i].eq(0).reduce_or()
+            if there:
+                break
+            sleep(IDLE)
+        var pairs = Array[Self.P, at_a_time](fill=empty_pair[Self.of_lane]())
+        comptime for i in range(at_a_time):
+            pairs[i] = pairs_of(bits[i])
+        return merged[exact](pairs)
 
     @inline(.always)
     def _load(self, place: Words, index: UInt32, lane: Int) -> Self.Bits:

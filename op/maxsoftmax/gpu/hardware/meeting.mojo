@@ -2,6 +2,7 @@
 
 from std.sys import inlined_assembly, is_nvidia_gpu
 from max.gpu import WARP_SIZE
+from max.gpu.sync import syncwarp
 
 from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
@@ -15,7 +16,8 @@ from .tree_reduction import Shared
 struct Meeting[tile: Tile](TrivialRegisterPassable):
     """Where the warps of a team leave what their parts of a unit sum to, and one of them finds it, another one each time.
 
-    There is room for two units: whoever leaves the next but one has met all others after they left the next. A number that one thread tells all has one place: units are left in between.
+    There is room for one unit: before the next one is left, all meet to hear a number, and the warp that finds the unit comes there when it has read it. There are two places for
+    numbers: a warp may still read one while the next is told.
 
     Parameters:
         tile: A team's columns.
@@ -27,31 +29,39 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
     comptime columns = Self.tile.columns()
     comptime _of_unit = Self.warps * Self.columns
     """Words of a unit."""
-    comptime room = 2 * Self._of_unit + VECTOR_BYTES // 8
-    """Words of a team."""
+    comptime room = Self._of_unit + 2 * (VECTOR_BYTES // 8)
+    """Words of a team: a unit, two numbers, an mbarrier, and one up to a multiple of two."""
 
     var words: Shared[UInt64]
-    """The pairs of a team's warps."""
+    """The pairs of a team's warps, and what follows them."""
     var team: Int
     """The team's index in its block."""
 
     @inline(.always)
-    def __init__(out self, room: Shared[UInt64], team: Int):
-        """The place of a team.
+    def __init__(out self, room: Shared[UInt64], team: Int, thread: Int):
+        """The place of a team. A barrier has to follow.
 
         Args:
             room: Shared memory for all teams.
             team: The team's index in its block.
+            thread: This thread's index in its team.
         """
         self.words = room.unsafe_offset(team * Self.room)
         self.team = team
+        comptime if is_nvidia_gpu():
+            if thread == 0:
+                inlined_assembly[
+                    "mbarrier.init.shared::cta.b64 [$0], $1;",
+                    NoneType,
+                    constraints="r,r,~{memory}",
+                ](self._left(), UInt32(Self.warps))
 
     @inline(.always)
     def leave(
         self, turn: Int, pair: Pair[Self.tile.width], warp_index: Int, lane: Int
     ) -> Bool:
-        """Leaves what this warp's part of a unit sums to, waits until all of the team have, and returns whether this warp is to take it. All warps of
-        the team call this.
+        """Leaves what this warp's part of a unit sums to, and returns whether this warp is to take it, which alone waits until all of the team have left theirs.
+        All warps of the team call this.
 
         Args:
             turn: How many units this warp has left before.
@@ -60,9 +70,7 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
             lane: This thread's index in its warp.
         """
         var bits = bits_of(pair)
-        var mine = self.words.unsafe_offset(
-            turn % 2 * Self._of_unit + warp_index * Self.columns
-        )
+        var mine = self.words.unsafe_offset(warp_index * Self.columns)
         comptime if Self.tile.is_dealt():
             comptime for c in range(Self.D.columns):
                 mine[unsafe_offset=Self.D.column(lane, c)] = bits[
@@ -73,22 +81,47 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
                 mine.unsafe_store[alignment=VECTOR_BYTES](
                     Self.D.column(lane, 0), bits
                 )
-        self._meet()
-        return turn % Self.warps == warp_index
+        comptime if is_nvidia_gpu():
+            syncwarp()
+            if lane == 0:
+                inlined_assembly[
+                    "mbarrier.arrive.shared::cta.b64 _, [$0];",
+                    NoneType,
+                    constraints="r,~{memory}",
+                ](self._left())
+        var takes = turn % Self.warps == warp_index
+        comptime if is_nvidia_gpu():
+            if takes:
+                inlined_assembly[
+                    (
+                        "{ .reg .pred done; again:"
+                        " mbarrier.try_wait.parity.shared::cta.b64 done, [$0],"
+                        " $1; @!done bra again; }"
+                    ),
+                    NoneType,
+                    constraints="r,r,~{memory}",
+                ](self._left(), UInt32(turn % 2))
+        return takes
 
     @inline(.always)
-    def told(self, number: UInt32, thread: Int) -> UInt32:
+    def told(self, turn: Int, number: UInt32, thread: Int) -> UInt32:
         """Returns the number of the team's first thread to all of the team, which call this between one unit and the next.
 
         Args:
+            turn: As of `leave`, of the unit before.
             number: The number.
             thread: This thread's index in its team.
         """
-        var place = self.words.unsafe_offset(2 * Self._of_unit)
+        var place = self.words.unsafe_offset(Self._of_unit + turn % 2)
         if thread == 0:
             place[] = UInt64(number)
         self._meet()
         return UInt32(place[])
+
+    @inline(.always)
+    def _left(self) -> UInt32:
+        """Returns where an mbarrier counts who has left a part of a unit."""
+        return UInt32(Int(self.words.unsafe_offset(Self._of_unit + 2)))
 
     @inline(.always)
     def _meet(self):
@@ -100,9 +133,7 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
             ](UInt32(self.team + 1), UInt32(Self.warps * WARP_SIZE))
 
     @inline(.always)
-    def take[
-        of_lane: Int, exact: Bool
-    ](self, turn: Int, lane: Int) -> Pair[of_lane]:
+    def take[of_lane: Int, exact: Bool](self, lane: Int) -> Pair[of_lane]:
         """Returns to each lane what its columns of a unit sum to, once all have left theirs.
 
         Parameters:
@@ -110,9 +141,8 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
             exact: Of the scale that the sums are in.
 
         Args:
-            turn: As of `leave`.
             lane: This thread's index in its warp.
         """
         return ColumnBoard[of_lane].merged_warps[exact, Self.warps](
-            self.words.unsafe_offset(turn % 2 * Self._of_unit + lane * of_lane)
+            self.words.unsafe_offset(lane * of_lane)
         )
