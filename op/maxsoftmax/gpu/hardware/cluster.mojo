@@ -11,6 +11,7 @@ from max.gpu import WARP_SIZE, block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 
 from ...math.exponential import Scale
+from . import mbarrier
 from .pair import Pair, empty_pair
 from .team import greater, largest_of_lanes, maximum, total
 from .tree_reduction import Shared
@@ -87,11 +88,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
                 if self._is_single():
                     count = UInt32(block_dim.x) // UInt32(WARP_SIZE)
                 comptime for box in range(Self.boxes):
-                    inlined_assembly[
-                        "mbarrier.init.shared::cta.b64 [$0], $1;",
-                        NoneType,
-                        constraints="r,r,~{memory}",
-                    ](self._arrivals(box), count)
+                    mbarrier.begin(self._arrivals(box), count)
                 inlined_assembly[
                     "fence.mbarrier_init.release.cluster;",
                     NoneType,
@@ -203,15 +200,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
     @inline(.always)
     def close(self, turn: Int = 0):
         """Waits until all of the mailbox of a turn has been written."""
-        inlined_assembly[
-            (
-                "{ .reg .pred done; again:"
-                " mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;"
-                " @!done bra again; }"
-            ),
-            NoneType,
-            constraints="r,r,~{memory}",
-        ](self._arrivals(turn), UInt32(turn // Self.boxes % 2))
+        mbarrier.wait(self._arrivals(turn), turn // Self.boxes)
 
     @inline(.always)
     def merged[

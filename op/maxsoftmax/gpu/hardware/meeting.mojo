@@ -7,6 +7,7 @@ from max.gpu.sync import syncwarp
 from ...io.rows import VECTOR_BYTES
 from ..partition.deal import Deal
 from ..partition.tile import Tile
+from . import mbarrier
 from .board import bits_of
 from .column_board import ColumnBoard
 from .pair import Pair
@@ -48,13 +49,8 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
         """
         self.words = room.unsafe_offset(team * Self.room)
         self.team = team
-        comptime if is_nvidia_gpu():
-            if thread == 0:
-                inlined_assembly[
-                    "mbarrier.init.shared::cta.b64 [$0], $1;",
-                    NoneType,
-                    constraints="r,r,~{memory}",
-                ](self._left(), UInt32(Self.warps))
+        if thread == 0:
+            mbarrier.begin(self._left(), UInt32(Self.warps))
 
     @inline(.always)
     def leave(
@@ -81,26 +77,12 @@ struct Meeting[tile: Tile](TrivialRegisterPassable):
                 mine.unsafe_store[alignment=VECTOR_BYTES](
                     Self.D.column(lane, 0), bits
                 )
-        comptime if is_nvidia_gpu():
-            syncwarp()
-            if lane == 0:
-                inlined_assembly[
-                    "mbarrier.arrive.shared::cta.b64 _, [$0];",
-                    NoneType,
-                    constraints="r,~{memory}",
-                ](self._left())
+        syncwarp()
+        if lane == 0:
+            mbarrier.arrive(self._left())
         var takes = turn % Self.warps == warp_index
-        comptime if is_nvidia_gpu():
-            if takes:
-                inlined_assembly[
-                    (
-                        "{ .reg .pred done; again:"
-                        " mbarrier.try_wait.parity.shared::cta.b64 done, [$0],"
-                        " $1; @!done bra again; }"
-                    ),
-                    NoneType,
-                    constraints="r,r,~{memory}",
-                ](self._left(), UInt32(turn % 2))
+        if takes:
+            mbarrier.wait(self._left(), turn)
         return takes
 
     @inline(.always)

@@ -309,6 +309,16 @@ struct Strip(TrivialRegisterPassable):
         result.together = 0 if self.is_cluster() else 1
         return result
 
+    def by(self, together: Int) -> Self:
+        """Returns columns that are held the same way by clusters.
+
+        Args:
+            together: As of the field of this name.
+        """
+        var result = self
+        result.together = together
+        return result
+
     def is_cluster(self) -> Bool:
         """Returns whether the blocks of a cluster share the positions."""
         return self.together != 1

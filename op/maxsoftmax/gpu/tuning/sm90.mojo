@@ -172,25 +172,23 @@ struct Sm90(Tuning):
             return table^
         var last = table[len(table) - 1]
         if not in_memory:
-            table.append(
-                Strip(HAS_ROOM, 8, last.vectors, last.blocks, True, together=0)
-            )
+            table.append(last.by(0))
             return table^
         # Clusters of as many blocks as leave no place of a GPC empty, not of as few as have room, µs on an H200: float32, 8×1500×1024 along axis 1 by 4 blocks 29.4 (by 3
         # 32.8), 16×2500×1024 by 8 85 (by 5 89), bfloat16, 16×3000×1023 by 8 79 (by 7 83), but 16×2000×1023 59 (by 5 56).
         # Of 16 bits by 3 blocks a multiprocessor: 16×1023×1023 31.9 (33.5), 16×1024×1024 21.3 (24.3), 64×1023×1023 96 (101), 8×4500×1001 66 (72), 8×4096×1024 42.2 (44.1),
         # but 32×1100×1024 42.6 (41.9) and of float32 8×4500×1001 133 (124).
-        for together in [2, 4, 5, 8]:
-            if together != 5 or not wide:
-                table.append(
-                    Strip(
-                        HAS_ROOM, 8, last.vectors, last.blocks, True, together
-                    )
-                )
-            if together == 2 and not wide:
-                table.append(Strip(520, 8, 3, 3, True, together))
-        if not wide:
-            table.append(Strip(HAS_ROOM, 8, 3, 3, True, together=8))
+        if wide:
+            table += [last.by(2), last.by(4), last.by(8)]
+        else:
+            table += [
+                last.by(2),
+                Strip(520, 8, 3, 3, True, together=2),
+                last.by(4),
+                last.by(5),
+                last.by(8),
+                Strip(HAS_ROOM, 8, 3, 3, True, together=8),
+            ]
         # Longer columns are the whole GPU's, unless there is a sink, or results have another dtype.
         table += [
             Strip(HAS_ROOM, 8, 16, 2, True, together=8),
