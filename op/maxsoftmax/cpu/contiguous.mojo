@@ -368,9 +368,14 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         var x = self.source.row(row, 0)
         var y = self.target.row(row, 0)
         var d = Self.Sums()
+        # Added a step later, when nothing waits for it.
+        var last = SIMD[Self.accum, Self.width](0)
 
         @inline(.always)
-        def add[n: SIMDLength](i: Int, count: Int) {mut d, mut beside, imm}:
+        def add[
+            n: SIMDLength
+        ](i: Int, count: Int) {mut d, mut last, mut beside, imm}:
+            d.add(last)
             beside.step()
             var values: SIMD[Self.accum, n]
             comptime if keeps and Self.S.is_computed:
@@ -385,9 +390,10 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                 store_plain(kept.value().unsafe_offset(i), e_x, count)
             elif more and not keeps and n == Self.step:
                 y.prefetch[Self.step, WRITE_AHEAD](i, 0)
-            d.add(fold_sum[Self.width](e_x))
+            last = fold_sum[Self.width](e_x)
 
         _ = each[Self.step, Self.width](add, start, self._stop(x, end), end)
+        d.add(last)
         return d
 
     @inline(.always)
@@ -446,7 +452,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
         for i in range(rows_now):
             var kept = self._kept(first_now + i, i, now.room)
             part[unsafe_offset=i].m = self._max(first_now + i, start, end, kept)
-        var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+        var sums = Array[Self.Sums, TOGETHER](uninitialized=True)
         var waits = joins
         # The one that is reduced lies behind, and only the last bundle may have fewer rows: `rows_now` is not more than `rows`.
         for i in range(rows):

@@ -143,8 +143,9 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     def line_from(self, i: Int) -> Int:
         comptime if not Self.streams:
             return i
-        var before = Int(self.y.unsafe_offset(i)) % LINE
-        return i + (LINE - before) % LINE // size_of[Self.dtype]()
+        # A signed remainder would take as long as a vector or two.
+        var bytes = -Int(self.y.unsafe_offset(i)) & (LINE - 1)
+        return i + bytes // size_of[Self.dtype]()
 
     @inline(.always)
     def stream[
