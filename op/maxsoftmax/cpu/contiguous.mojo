@@ -135,7 +135,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
                 part[unsafe_offset=i].m = self._max(
                     first + i, start, end, kept_of(i)
                 )
-            var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+            var sums = Array[Self.Sums, TOGETHER](uninitialized=True)
             var nothing = Nothing()
             for i in range(rows):
                 var m = part[unsafe_offset=i].m
@@ -233,7 +233,7 @@ struct ContiguousRows[S: RowSource, O: Operation, T: RowTarget](Bundles):
             ](x, next, min(next + SPAN, n))
             var of_span = part.unsafe_offset(span - first)
             of_span[].m = m
-            var sums = Array[Self.Sums, TOGETHER](fill=Self.Sums())
+            var sums = Array[Self.Sums, TOGETHER](uninitialized=True)
             sums[0] = self._sum[keeps](row, start, stop, Unit(m), kept, largest)
             self._end(row, 1, start, sums, of_span)
             m = largest.finish()

@@ -15,6 +15,13 @@ comptime LINE = 64
 
 
 @inline(.always)
+def before_line[dtype: DType, //](y: Target[dtype]) -> Int:
+    """Returns how many elements there are from `y` on before a line begins."""
+    # A signed remainder would take as long as a vector or two, and rows ask for this.
+    return (-Int(y) & (LINE - 1)) // size_of[dtype]()
+
+
+@inline(.always)
 def fetch[dtype: DType, //, count: Int, ahead: Int = 0](x: Source[dtype]):
     """Announces that `count` elements, `ahead` bytes behind `x`, will be read. They need not exist.
     """

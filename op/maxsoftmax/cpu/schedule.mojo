@@ -1,12 +1,11 @@
 """Spreads the rows of a softmax over the cores."""
 
 from std.math import ceildiv
-from std.sys import size_of
 
 from ..math.online import MaxSum
 from ..queue import Queue
 from ..io.rows import Target
-from .memory import LINE
+from .memory import before_line, LINE
 from .shares import Shares, parallel, share_tasks, workers_for
 from .tuning import SHARES, SPAN
 
@@ -178,9 +177,7 @@ def run[B: Bundles](bundles: B, queue: Queue) raises:
             var first_room = memory.unsafe_ptr().unsafe_origin_cast[
                 MutUntrackedOrigin
             ]()
-            first_room = first_room.unsafe_offset(
-                (-Int(first_room) % LINE) // size_of[B.accum]()
-            )
+            first_room = first_room.unsafe_offset(before_line(first_room))
 
             var open = first_room.unsafe_offset(B.rooms * room_size)
             var before: Optional[Reduced[B.accum, B.lanes]] = None

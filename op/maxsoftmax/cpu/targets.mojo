@@ -6,7 +6,7 @@ from std.sys import size_of
 from ..math.online import accumulator
 from ..io.results import ResultRow, Results
 from ..io.rows import Rows, Target
-from .memory import fetch_to_write, LINE, store, stream
+from .memory import before_line, fetch_to_write, LINE, store, stream
 from .sources import place_of
 from .tuning import NEVER, STREAMED
 
@@ -143,9 +143,7 @@ struct ToMemory[dtype: DType, contiguous: Bool, streamed: Bool = False](
     def line_from(self, i: Int) -> Int:
         comptime if not Self.streams:
             return i
-        # A signed remainder would take as long as a vector or two.
-        var bytes = -Int(self.y.unsafe_offset(i)) & (LINE - 1)
-        return i + bytes // size_of[Self.dtype]()
+        return i + before_line(self.y.unsafe_offset(i))
 
     @inline(.always)
     def stream[
