@@ -349,7 +349,9 @@ def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy", "smoothed"])
-@pytest.mark.parametrize("n", [33, 64, 129, 777, 1000, 1023, 4097, 10_001, 50_257, 50_264, 128_257])
+@pytest.mark.parametrize(
+    "n", [33, 64, 129, 150, 300, 333, 600, 777, 1000, 1023, 1300, 2401, 4097, 5203, 10_001, 50_257, 50_264, 128_257]
+)
 def test_rows_on_the_chip_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
     torch = pytest.importorskip("torch")
 
@@ -407,7 +409,7 @@ def test_smoothed_losses_are_those_of_float64_of_masked_rows_too(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [65, 1023, 1025, 2048, 50_257, 50_264])
+@pytest.mark.parametrize("n", [65, 150, 300, 333, 601, 1023, 1025, 2048, 50_257, 50_264])
 def test_logits_as_attention_has_them_have_the_same_bits_at_every_address(n, dtype):
     torch = pytest.importorskip("torch")
     import maxsoftmax

@@ -13,7 +13,7 @@ def test_compute_sanitizer_finds_nothing(root, environment, tool, what):
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     script = str(root / "tests" / "sanitize.py")
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, script, what]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, script, what, "gpu", tool]
     # MAX's own memory pool would hide accesses beyond the end of a buffer.
     env = {**environment, "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)

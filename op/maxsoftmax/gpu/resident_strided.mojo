@@ -308,15 +308,16 @@ def resident_columns[
                 comptime if once:
                     leave(i, two)
                 elif gradient:
-                    sums.first[unsafe_offset=2 * i] = two.m
-                    sums.first[unsafe_offset=2 * i + 1] = two.d
+                    # In place of what only this thread reads; of the sums a neighbour may do so still, for all that racecheck knows.
+                    cluster.mailbox[unsafe_offset=2 * i] = two.m
+                    cluster.mailbox[unsafe_offset=2 * i + 1] = two.d
                 else:
                     sums.first[unsafe_offset=i] = two.m
                     sums.first[unsafe_offset=sums.stride + i] = two.d
         barrier()
         comptime if gradient:
             # Its sum is all.
-            pair.d = sums.take(0, thread)
+            pair.d = Scratch[tile](cluster.mailbox, part.skew).take(0, thread)
         elif not once:
             pair = Pair(sums.take(0, thread), sums.take(1, thread))
     elif once:

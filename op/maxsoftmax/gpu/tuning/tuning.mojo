@@ -69,14 +69,26 @@ trait Tuning:
                 Team.elements(64, 128, 16, 4, 8, Lengths.OTHER),
                 Team.elements(128, 128, 32, 4, 8, Lengths.OTHER),
             ]
+        # Between two powers of two idle lanes cost: with lines for these only, 150 and 333 columns of float32 took 171 and 155 µs (126 and 140), 600 142 (126), 300 and 321 of
+        # bfloat16 201 and 194 (134 and 130), though 64×300 takes 1.5 µs (1.4); 6.7e7 and 1.3e8 elements, of which a copy takes 126 (H200).
         table += [
             Team.whole(16, 128, 8, 2, 8),  # 0.99 / 0.99
+            Team.whole(24, 128, 8, 3, 8 if made else 12),  # 1.00 / 1.00
             Team.whole(32, 128, 16, 2, 8),  # 0.98 / 0.99
+            # 1.00 / 1.00
+            Team.whole(48, 64, 8, 6, 16) if wide else Team.whole(
+                48, 128, 16, 3, 8 if made else 12
+            ),
             # 0.98 / 0.99
             Team.whole(64, 128, 16, 4, 8) if wide else Team.whole(
                 64, 128, 32, 2, 8
             ),
-            Team.whole(128, 64, 32, 4, 16),  # 0.99 / 0.99
+            # 1.00 / 1.00. By 16 lanes of 6 vectors 201201×333 of float32 takes 126 µs (140), but 5000×333 5.3 (4.4).
+            Team.whole(96, 64, 32, 3, 16 if made else 20),
+            Team.whole(
+                128, 64, 32, 4, 20 if wide and not made else 16
+            ),  # 0.99 / 0.99
+            Team.whole(192, 64, 32, 6, 16),  # 1.00 / 1.00
             Team.whole(256, 64, 64, 4, held // 64),  # 1.00 / 1.00
             Team.whole(384, 64, 64, 6, 16),  # - / 0.98
             # 0.96 / 0.99. H200, 65536×4096 of bfloat16: 258 µs, with 12 blocks 263.
@@ -194,14 +206,13 @@ trait Tuning:
             Team.whole(4, 128, 2, 2, blocks, Lengths.WHOLE),  # 1.04 (0.60)
             Team.whole(8, 128, 4, 2, blocks, Lengths.WHOLE),  # 1.04 (0.82)
         ]
+        for team in [4, 8, 16, 32, 64, 128, 256]:
+            var size = 64 if team == 64 else max(128, team)
+            # bfloat16 of 300, 600, 1200, 2400 and 5200 columns: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as fast by 4.
+            if not wide and team > 4:
+                table.append(Team.whole(3 * team, size, team, 3, 1024 // size))
+            table.append(Team.whole(4 * team, size, team, 4, threads // size))
         table += [
-            Team.whole(16, 128, 4, 4, blocks),
-            Team.whole(32, 128, 8, 4, blocks),
-            Team.whole(64, 128, 16, 4, blocks),
-            Team.whole(128, 128, 32, 4, blocks),
-            Team.whole(256, 64, 64, 4, threads // 64),
-            Team.whole(512, 128, 128, 4, blocks),
-            Team.whole(1024, 256, 256, 4, threads // 256),
             Team.whole(1536, 256, 256, 6, 3),
             Team.whole(2048, 256, 256, 8, 2),
         ]
