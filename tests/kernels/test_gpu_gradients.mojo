@@ -230,6 +230,15 @@ def test_contiguous_rows_around_every_threshold() raises:
     ]:
         for n in [4 * vectors - 1, 4 * vectors, 4 * vectors + 1]:
             check[DType.float32, True](Rows(3, n, 1), device, host)
+    # Of 16 bits only, eight elements a vector.
+    for vectors in [24, 48, 96, 192, 384, 768]:
+        for n in [
+            8 * vectors - 1,
+            8 * vectors,
+            8 * vectors + 1,
+            8 * vectors + 7,
+        ]:
+            check[DType.bfloat16, True](Rows(3, n, 1), device, host)
     for n in [1, 5, 63, 65, 127, 129, 1023, 4099, 50257, 151936, 700001]:
         check[DType.bfloat16, True](Rows(3, n, 1), device, host)
     for n in [1, 130, 50257]:

@@ -304,11 +304,11 @@ def resident_columns[
             var i = start + thread
             if i < numbers:
                 var two = received[exact, not gradient](cluster, i)
-                # Nobody else has looked at these columns' sums.
+                # Nobody else has looked at these columns' sums, but for a gradient's.
                 comptime if once:
                     leave(i, two)
                 elif gradient:
-                    # In place of what only this thread reads; of the sums a neighbour may do so still, for all that racecheck knows.
+                    # Only this thread reads this place of the mailbox. Neighbours have read the sums before they sent, but racecheck does not learn that from an mbarrier.
                     cluster.mailbox[unsafe_offset=2 * i] = two.m
                     cluster.mailbox[unsafe_offset=2 * i + 1] = two.d
                 else:

@@ -51,14 +51,16 @@ def configurations(case: Case, architecture: str) -> list[Configuration]:
     n, size = case.shape[-1], case.dtype.size_in_bytes
     width = 16 // size
     vectors = -(-n // width)
-    found = [
+    whole = (
         Configuration("whole", (max(team, 64), team, held, threads // max(team, 64)))
         for team in (8, 16, 32, 64, 128, 256, 512)
-        for held in (2, 4, 6, 8, 12, 16)
-        for threads in (1024, 1536, 2048)
+        for held in (2, 3, 4, 6, 8, 12, 16)
+        for threads in (1024, 1280, 1536, 2048)
         # Four registers a vector, and some to compute with.
         if team * held // 2 < vectors <= team * held and 4 * held + 24 <= REGISTERS // threads
-    ]
+    )
+    # Two numbers of threads may be as many blocks.
+    found = list(dict.fromkeys(whole))
     if vectors > 512:
         found += [
             Configuration("slotted", (256, held, blocks)) for held, blocks in ((3, 4), (5, 4), (8, 3), (16, 2), (16, 1))

@@ -56,7 +56,7 @@ struct Cluster[real: Bool, pairs: Int = 1, boxes: Int = 1](
     var blocks: Int
     """How many there are in a cluster."""
     var mailbox: Shared[Float32]
-    """Room for the pairs of each block."""
+    """Room for the pairs of each block. If it is the only one, who has read a pair after `close` may write there."""
     var arrivals: Shared[UInt64]
     """An mbarrier for each mailbox, which counts their bytes."""
 

@@ -69,8 +69,8 @@ trait Tuning:
                 Team.elements(64, 128, 16, 4, 8, Lengths.OTHER),
                 Team.elements(128, 128, 32, 4, 8, Lengths.OTHER),
             ]
-        # Between two powers of two idle lanes cost: with lines for these only, 150 and 333 columns of float32 took 171 and 155 µs (126 and 140), 600 142 (126), 300 and 321 of
-        # bfloat16 201 and 194 (134 and 130), though 64×300 takes 1.5 µs (1.4); 6.7e7 and 1.3e8 elements, of which a copy takes 126 (H200).
+        # Where lines ended at powers of two only, lanes were idle between them: 150, 333 and 600 columns of float32 took 171, 156 and 141 µs (now 126, 139 and 126), 300 and 321
+        # of bfloat16 201 and 194 (132 and 129); 6.7e7 and 1.3e8 elements, of which a copy takes 126. 64×300 bfloat16 takes 1.5 µs for it (1.4). H200.
         table += [
             Team.whole(16, 128, 8, 2, 8),  # 0.99 / 0.99
             Team.whole(24, 128, 8, 3, 8 if made else 12),  # 1.00 / 1.00
@@ -83,7 +83,7 @@ trait Tuning:
             Team.whole(64, 128, 16, 4, 8) if wide else Team.whole(
                 64, 128, 32, 2, 8
             ),
-            # 1.00 / 1.00. By 16 lanes of 6 vectors 201201×333 of float32 takes 126 µs (140), but 5000×333 5.3 (4.4).
+            # 1.00 / 1.00. By 16 lanes of 6 vectors 201201×333 of float32 takes 126 µs (140), but 5000×333 5.3 (4.4), and a row's bits may not depend on how many there are.
             Team.whole(96, 64, 32, 3, 16 if made else 20),
             Team.whole(
                 128, 64, 32, 4, 20 if wide and not made else 16
@@ -207,8 +207,10 @@ trait Tuning:
             Team.whole(8, 128, 4, 2, blocks, Lengths.WHOLE),  # 1.04 (0.82)
         ]
         for team in [4, 8, 16, 32, 64, 128, 256]:
-            var size = 64 if team == 64 else max(128, team)
-            # bfloat16 of 300, 600, 1200, 2400 and 5200 columns: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as fast by 4.
+            # From two warps on, a team is a block.
+            var size = team if team >= 64 else 128
+            # 1.3e8 elements of bfloat16 in rows of 300, 600, 1200, 2400 and 5200: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as
+            # fast by 4. Up to 12 vectors nobody has measured 3.
             if not wide and team > 4:
                 table.append(Team.whole(3 * team, size, team, 3, 1024 // size))
             table.append(Team.whole(4 * team, size, team, 4, threads // size))
