@@ -68,8 +68,9 @@ def computed(what, x, dy, target):
 
     if what in {"cross_entropy", "smoothed"}:
         return ours.cross_entropy(x, target, reduction="none", label_smoothing=0.1 if what == "smoothed" else 0.0)
-    if what == "gradient":
-        return torch.ops.maxsoftmax.softmax_backward(x, dy, 1)
+    if what in {"gradient", "gradient of log_softmax"}:
+        op = "softmax_backward" if what == "gradient" else "log_softmax_backward"
+        return getattr(torch.ops.maxsoftmax, op)(x, dy, 1)
     if what == "scaled":
         return maxsoftmax.softmax(x, axis=-1, scale=0.3)
     return getattr(ours, what)(x, -1)
@@ -348,7 +349,9 @@ def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("what", ["softmax", "log_softmax", "gradient", "cross_entropy", "smoothed"])
+@pytest.mark.parametrize(
+    "what", ["softmax", "log_softmax", "gradient", "gradient of log_softmax", "cross_entropy", "smoothed"]
+)
 @pytest.mark.parametrize(
     "n", [33, 64, 129, 150, 300, 333, 600, 777, 1000, 1023, 1300, 2401, 4097, 5203, 10_001, 50_257, 50_264, 128_257]
 )

@@ -212,7 +212,8 @@ trait Tuning:
             # 1.3e8 elements of bfloat16 in rows of 300, 600, 1200, 2400 and 5200: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as
             # fast by 4. Up to 12 vectors nobody has measured 3.
             if not wide and team > 4:
-                table.append(Team.whole(3 * team, size, team, 3, 1024 // size))
+                var held = 768 if log and team <= 32 else 1024
+                table.append(Team.whole(3 * team, size, team, 3, held // size))
             table.append(Team.whole(4 * team, size, team, 4, threads // size))
         table += [
             Team.whole(1536, 256, 256, 6, 3),
