@@ -15,6 +15,8 @@ is between them it reads again, or computes again, once the row has been summed 
 | and what is held as it likes, but results first | – | 51 | – | – |
 | what is held in registers written from there, and what is read again before what is in shared memory | – | 53.7 | 142 | 36.1 |
 | what is read again first of all, 8 vectors at a time: the assembler has no registers left | – | 59.9 | 158 | 40.3 |
+| one more unit in registers, as 12 warps have room for: not 21 but 15 MB are read again | – | 45.3 | 128 | 34.9 |
+| the same, and what is in registers is written from there | – | 46.3 | 131 | 33.9 |
 | read twice, by `streaming` | 77.6 | – | – | – |
 
 On the H200 all of 1×2^24 is read after 26 µs and written after 44: as long as it is read, memory is busy, for what the call before has left in the L2 is written then.
