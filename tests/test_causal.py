@@ -87,7 +87,7 @@ def graph_of(build, dtype=DType.float32, device="cpu", shape=("batch", "queries"
     return graph
 
 
-@pytest.fixture(scope="module", params=[DType.float32, DType.bfloat16], ids=str)
+@pytest.fixture(scope="module", params=[DType.float32, pytest.param(DType.bfloat16, marks=pytest.mark.slow)], ids=str)
 def model(request, device):
     graph = graph_of(lambda x: (y for y, *_ in spelled_out(x)), request.param, device)
     assert maxsoftmax.drop_into(graph) == COUNT

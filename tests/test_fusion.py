@@ -134,7 +134,7 @@ def test_what_is_fused_gives_what_numpy_does(model, device, shape):
         np.testing.assert_allclose(y, reference, rtol=rtol, atol=atol, err_msg=name)
 
 
-DTYPES = [DType.float32, DType.bfloat16]
+DTYPES = [DType.float32, pytest.param(DType.bfloat16, marks=pytest.mark.slow)]
 # NumPy has no bfloat16 that MAX knows.
 KINDS = {DType.float32: (np.float32, DType.float32, 5e-6), DType.bfloat16: (ml_dtypes.bfloat16, DType.uint16, 8.1e-3)}
 """NumPy's dtype for each, as which of its own the two exchange it, and how near results are."""
@@ -179,26 +179,28 @@ def chain(x):
 
 
 @pytest.fixture(scope="module")
-def models(device):
-    """Columns and rows by their dtype, and the chain, in one module: MAX takes 20 seconds for every module."""
-    module, where = Module(), runtime.device(device)
+def models(request, device):
+    """Columns and rows of a dtype, and the chain, in one module: MAX takes 20 seconds for every module."""
+    module, where, dtype = Module(), runtime.device(device), request.param
+    types = [(dtype, ("rows", "n")), (DType.bool, ("rows", "n"))]
     graphs = {
-        dtype.name: (kept, [(dtype, ("batch", "n", "last")), (DType.bool, ("batch", "n", "last"))]) for dtype in DTYPES
+        "columns": (kept, [(dtype, ("batch", "n", "last")), (DType.bool, ("batch", "n", "last"))]),
+        "rows": (rows, types),
+        "masked": (masked, types),
+        "chain": (chain, types[:1]),
     }
-    for dtype in DTYPES:
-        types = [(dtype, ("rows", "n")), (DType.bool, ("rows", "n"))]
-        graphs |= {"rows of " + dtype.name: (rows, types), "masked " + dtype.name: (masked, types)}
-    for name, (build, types) in {**graphs, "chain": (chain, [(DType.float32, ("rows", "n"))])}.items():
+    for name, (build, types) in graphs.items():
         given = [TensorType(kind, dims, DeviceRef.from_device(where)) for kind, dims in types]
         extensions = [maxsoftmax.dropin(), maxsoftmax.extension()]
         with Graph(name, input_types=given, custom_extensions=extensions, module=module) as graph:
             graph.output(*build(*(value.tensor for value in graph.inputs)))
     # It compiles the whole module of a graph, with the extensions of that one.
-    return InferenceSession(devices=[where]).load_all(graph)
+    return dtype, InferenceSession(devices=[where]).load_all(graph)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_columns_around_every_edge(models, device, dtype):
+@pytest.mark.parametrize("models", DTYPES, indirect=True, ids=str)
+def test_columns_around_every_edge(models, device):
+    dtype, models = models
     kind, _, rtol = KINDS[dtype]
     generator = np.random.default_rng(2)
     for n in [1, *(edge + beyond for edge in COLUMN_EDGES for beyond in (0, 1))]:
@@ -207,7 +209,7 @@ def test_columns_around_every_edge(models, device, dtype):
             x = (generator.standard_normal((3, n, last)) * 2).astype(kind)
             x[1, :, 1], x[2, -1, 2] = -np.inf, 90
             keep = generator.random(x.shape) < 0.7
-            found = execute(models[dtype.name], device, x, keep, dtype)
+            found = execute(models["columns"], device, x, keep, dtype)
             wide = x.astype(np.float64)
             with np.errstate(invalid="ignore"):
                 expected = (
@@ -218,9 +220,10 @@ def test_columns_around_every_edge(models, device, dtype):
                 np.testing.assert_allclose(y.astype(np.float64), reference, rtol, 1e-30, err_msg=f"{n}×{last}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_around_every_edge(models, device, dtype):
-    model, of_memory, (kind, _, rtol) = models["rows of " + dtype.name], models["masked " + dtype.name], KINDS[dtype]
+@pytest.mark.parametrize("models", DTYPES, indirect=True, ids=str)
+def test_rows_around_every_edge(models, device):
+    dtype, models = models
+    model, of_memory, (kind, _, rtol) = models["rows"], models["masked"], KINDS[dtype]
     generator = np.random.default_rng(5)
     for n in [1, 7, *(edge + beyond for edge in ROW_EDGES for beyond in (-1, 0, 1, 3))]:
         x = (generator.standard_normal((3, n)) * 2).astype(kind)
@@ -248,13 +251,14 @@ def test_rows_around_every_edge(models, device, dtype):
                 np.testing.assert_array_equal(y[0].view(np.uint8), whole[row].view(np.uint8), err_msg=f"{n}, row {row}")
 
 
+@pytest.mark.parametrize("models", DTYPES[:1], indirect=True, ids=str)
 def test_kernels_that_overlap_wait_for_each_other(models, device):
     # On a GPU each is launched while the one before still writes what it reads, or reads what it writes.
     where = runtime.device(device)
     for shape in [(1, 40_000), (40_000, 3), (700, 900), (64, 20_001)]:
         x = (np.random.default_rng(4).standard_normal(shape) * 3).astype(np.float32)
         given = Buffer.from_numpy(x).to(where)
-        results = [models["chain"].execute(given)[0] for _ in range(30)]
+        results = [models[1]["chain"].execute(given)[0] for _ in range(30)]
         results = [y.to(runtime.device("cpu")).to_numpy() for y in results]
         wide = x.astype(np.float64)
         for step in range(4):

@@ -254,6 +254,7 @@ def test_what_float16_has_no_number_for_stays_infinite(factor, op):
     assert f'symbol = "{op}"' in str(graph)
 
 
+@pytest.mark.slow
 def test_what_follows_a_softmax_may_have_one():
     def twice(x, f, keep, padding, bias):
         inner = ops.cast(ops.softmax(ops.cast(x, F32)), BF16)
