@@ -210,10 +210,11 @@ trait Tuning:
             # From two warps on, a team is a block.
             var size = team if team >= 64 else 128
             # 1.3e8 elements of bfloat16 in rows of 300, 600, 1200, 2400 and 5200: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as
-            # fast by 4. Up to 12 vectors nobody has measured 3. Of log_softmax 183, 184, 190, 193 and 202 µs; with all registers of 768 threads 191, 185, 200, 202 and 222, and of
-            # 1024 the first two 226 and 223.
-            if not wide and team > 4:
-                var held = 768 if log and team <= 32 else 1024
+            # fast by 4. Up to 12 vectors nobody has measured 3. Of log_softmax 300 and 600 columns
+            # take 191 and 184 µs, with registers for 1024 threads 226 and 223; longer ones are faster by 4: 1200, 2400 and 5200 185, 186 and 188, by 3 190, 193 and 202, but
+            # 4200 205 and 195.
+            if not wide and 4 < team <= (32 if log else 256):
+                var held = 768 if log else 1024
                 table.append(Team.whole(3 * team, size, team, 3, held // size))
             table.append(Team.whole(4 * team, size, team, 4, threads // size))
         table += [
