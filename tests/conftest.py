@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items):
         if {"model", "models"} & set(item.fixturenames):
             # For pytest-xdist's `--dist loadgroup`: one process compiles the model for all.
             given = item.callspec.params if hasattr(item, "callspec") else {}
-            name = "-".join(str(given.get(of, "")) for of in ("device", "model"))
+            name = "-".join(str(given.get(of, "")) for of in ("device", "model", "models"))
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
         if "gpu" in item.keywords and "gpu" not in DEVICES:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))

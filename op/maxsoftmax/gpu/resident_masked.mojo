@@ -31,9 +31,9 @@ pairs took a quarter, until each warp had all of its pairs read at once, and no 
 | two rows on their way, one after the other, as many bytes as one of float32 | 298 | 555 | 380 | 481 | 694 |
 | a row is written when the next one has been summed up, 512 threads with registers for two | 297 | 603 | 403 | – | 830 |
 
-Nor do odd rows gain enough by being shifted on their way, so that lanes hold the same elements of each: read from shared memory by three words for four elements, written by way of
-a shuffle. 8192×50257 takes 642 µs instead of 672 then, and 2048×128257 401 (444), but 16384×16383 373 (333), 65536×3001 300 (285) and 65536×1023 105 (85). A quarter of the
-samples is at the wait for other blocks' pairs still.
+Odd rows of bfloat16 may be shifted on their way, so that lanes hold the same elements of each row: three words of shared memory are read for four elements, and results are shuffled
+before they are written. On an H200 8192×50257 takes 642 µs then, and 672 as here, 2048×128257 401 and 444; but 16384×16383 373 and 333, 65536×3001 300 and 285, 65536×1023 105
+and 85. A quarter of a profiler's samples is at the wait for other blocks' pairs even then.
 """
 
 from std.math import ceildiv

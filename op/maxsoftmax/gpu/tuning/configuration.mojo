@@ -138,13 +138,13 @@ struct Team(TrivialRegisterPassable):
     def has_twin(self) -> Bool:
         """Returns whether rows of whole vectors at multiples of 16 bytes have a kernel of their own, which knows of no edges: with one that does,
         1048576×64 bfloat16 took 1.09 of the time of the kernel before, a single row of 64 float32 1.07, its gradient 1.17; 1048576×256 and 524288×512 bfloat16
-        1.03. Of three vectors a lane 1×80 float32 0.99 µs instead of 0.86, 5000×80 2.55 (2.30), 1×184 bfloat16 1.38 (1.13), the gradient of 728260×184 202 (186); but where 32
-        lanes have three, 5000×300 float32 4.32 (4.54), 5000×384 4.90 (5.25), 223696×300 139 (136) (H200).
+        1.03. Rows of three vectors a lane took, with such a one and without: 1×80 float32 0.99 and 0.86 µs, 5000×80 2.55 and 2.30, 1×184 bfloat16 1.38 and 1.13, 1000×304 1.98 and
+        1.87, the gradient of 728260×184 202 and 186; but by 32 lanes 5000×300 float32 4.32 and 4.54, 5000×384 4.90 and 5.25 (H200).
         """
         var short = (
             0 < self.up_to <= 16
             or self.vectors <= 2
-            or (self.vectors == 3 and self.up_to <= 48)
+            or (self.vectors == 3 and 0 < self.up_to <= 48)
         )
         return self.in_vectors and not self.is_cluster() and short
 

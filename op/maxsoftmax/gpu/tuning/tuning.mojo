@@ -210,11 +210,10 @@ trait Tuning:
             # From two warps on, a team is a block.
             var size = team if team >= 64 else 128
             # 1.3e8 elements of bfloat16 in rows of 300, 600, 1200, 2400 and 5200: 183, 182, 182, 182 and 182 µs; by 4 vectors 203, 189, 189, 190 and 191 (H200). Float32 is as
-            # fast by 4. Up to 12 vectors nobody has measured 3. Of log_softmax 300 and 600 columns
-            # take 191 and 184 µs, with registers for 1024 threads 226 and 223; longer ones are faster by 4: 1200, 2400 and 5200 185, 186 and 188, by 3 190, 193 and 202, but
-            # 4200 205 and 195.
+            # fast by 4. Up to 12 vectors nobody has measured 3. Rows of log_softmax of 300 and 600 take 191 and 184 µs, and 226 and 223 with registers for 1024 threads. Longer ones
+            # are faster by 4 vectors: 1200, 2400 and 5200 take 185, 186 and 188 µs by 4, and 190, 193 and 202 by 3, though 4200 takes 205 by 4, and 195 by 3.
             if not wide and 4 < team <= (32 if log else 256):
-                var held = 768 if log else 1024
+                var held = threads if log else 1024
                 table.append(Team.whole(3 * team, size, team, 3, held // size))
             table.append(Team.whole(4 * team, size, team, 4, threads // size))
         table += [
