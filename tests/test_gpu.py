@@ -68,9 +68,8 @@ def computed(what, x, dy, target):
 
     if what in {"cross_entropy", "smoothed"}:
         return ours.cross_entropy(x, target, reduction="none", label_smoothing=0.1 if what == "smoothed" else 0.0)
-    if what in {"gradient", "gradient of log_softmax"}:
-        op = "softmax_backward" if what == "gradient" else "log_softmax_backward"
-        return getattr(torch.ops.maxsoftmax, op)(x, dy, 1)
+    if what in {"softmax_backward", "log_softmax_backward"}:
+        return getattr(torch.ops.maxsoftmax, what)(x, dy, 1)
     if what == "scaled":
         return maxsoftmax.softmax(x, axis=-1, scale=0.3)
     return getattr(ours, what)(x, -1)
@@ -88,7 +87,7 @@ def softmax_of(what, row):
     ("what", "n"),
     [
         *[(what, n) for what in ("cross_entropy", "smoothed") for n in (24_577, 50_257, 131_072, 151_937)],
-        *[(what, n) for what in ("softmax", "log_softmax", "gradient") for n in (2**20, 2**20 + 3)],
+        *[(what, n) for what in ("softmax", "log_softmax", "softmax_backward") for n in (2**20, 2**20 + 3)],
     ],
 )
 def test_long_rows_have_the_same_bits_in_every_batch_and_at_every_address(what, n, dtype):
@@ -350,7 +349,7 @@ def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "what", ["softmax", "log_softmax", "gradient", "gradient of log_softmax", "cross_entropy", "smoothed"]
+    "what", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "cross_entropy", "smoothed"]
 )
 @pytest.mark.parametrize(
     "n",
