@@ -328,24 +328,30 @@ def _units[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues rows by the unit: parameters and arguments are as of `resident_fits`.
     """
-    comptime packs = (
+    # Of 16 bits, as are their results.
+    comptime short = (
         line.packed_up_to > 0
-        and finish == Finish.PROBABILITIES
         and size_of[S.elements]() == 2
         and size_of[T.Line.stored]() <= 2
     )
+    comptime packs = short and finish == Finish.PROBABILITIES
+    # Registers that packed exponentials take are others' to lose. log_softmax of 1, 16, 256 and 8192 rows of 262144 bfloat16 takes 3.4, 7.0, 84.6 and
+    # 2605 µs by 512 threads, 3.3, 5.7, 69.0 and 2090 by `CROWDED`, 3.2, 6.9, 64.6 and 1985 by 1024 (H200).
+    comptime frees = short and line.max_threads < CROWDED
     comptime by[threads: Int, again_as: Again] = resident_units[
         S=S, T=T, finish, line.rounds, threads, again_as, line.blocks
     ]
-    comptime if not packs:
-        by[line.max_threads, Again.OF_ROW](y, x, rows, queue)
-    else:
-        if rows.count() <= line.packed_up_to:
-            by[line.max_threads, Again.PACKED](y, x, rows, queue)
-            return
+    comptime if packs or frees:
+        comptime few = Again.PACKED if packs else Again.OF_ROW
+        comptime if packs:
+            if rows.count() <= line.packed_up_to:
+                by[line.max_threads, few](y, x, rows, queue)
+                return
         comptime if line.crowded_up_to > 0:
             if rows.count() <= line.crowded_up_to:
-                by[CROWDED, Again.PACKED](y, x, rows, queue)
+                by[CROWDED, few](y, x, rows, queue)
                 return
         # More of them are on the chip at a time.
-        by[1024, Again.SHORTENED](y, x, rows, queue)
+        by[1024, Again.SHORTENED if packs else Again.OF_ROW](y, x, rows, queue)
+    else:
+        by[line.max_threads, Again.OF_ROW](y, x, rows, queue)
