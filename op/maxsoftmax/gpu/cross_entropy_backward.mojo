@@ -186,6 +186,18 @@ def part_of_gradient[
         team * vectors * ROUNDS,
     )
     var edges = part.load_edges(0)
+
+    @inline(.always)
+    def asked(first: Int) {imm} -> Array[P.Raw, vectors]:
+        var raw = Array[P.Raw, vectors](fill=P.Raw(0))
+        comptime for j in range(vectors):
+            if part.has(first + j):
+                raw[j] = part.load(first + j)
+        return raw^
+
+    # On their way while the row's target and pair are: with those that follow asked for as early, 32768×4096 of float32 take 263 µs (296), of bfloat16
+    # 172 (179), 8192×50257 851 (858) and 466 (499) (H200).
+    var raw = asked(0)
     var target = Class(targets[row], n, ignored, smoothing.is_shard)
     var gradient = RowGradient[size_of[dtype]() > 2](
         pairs[unsafe_offset=2 * row],
@@ -217,10 +229,7 @@ def part_of_gradient[
     comptime for aligned in [True, False]:
         if part.aligned == aligned:
             for i in range(0, part.rounds() + 1, vectors):
-                var raw = Array[P.Raw, vectors](fill=P.Raw(0))
-                comptime for j in range(vectors):
-                    if part.has(i + j):
-                        raw[j] = part.load(i + j)
+                var following = asked(i + vectors)
                 comptime for j in range(vectors):
                     if part.has(i + j):
                         # A row that does not count has no gradient, whatever is in it.
@@ -231,6 +240,7 @@ def part_of_gradient[
                                 i + j,
                                 gradient.of(widened(raw[j]), gradient.even),
                             )
+                raw = following^
     if has_target:
         dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient.of(
             SIMD[DType.float32, 1](logit), gradient.even + gradient.aim
