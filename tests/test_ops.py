@@ -34,9 +34,9 @@ FORMS = {"scale": 0.3, "causal": True, "temperature": 0.7}
 
 
 def numbers(x):
-    """Logits as they lie in memory, computed by the graph, and results that it computes with; along two axes."""
+    """Logits that the graph computes, and results that it computes with; `test_graphs` has those that lie in memory."""
     used = max_ops.negate(ops.softmax(x, scale=-0.3))
-    return ops.softmax(x, **FORMS), ops.softmax(max_ops.negate(x), **FORMS), used, ops.softmax(x, axis=1, scale=0.3)
+    return ops.softmax(max_ops.negate(x), **FORMS), used, ops.softmax(x, axis=1, scale=0.3)
 
 
 def masked(x):
@@ -140,7 +140,6 @@ def test_symbolic_and_static_dims(models, device, shape):
 def test_numbers(models, device):
     x = logits((3, 37, 1001))
     wanted = [
-        formed(x, **FORMS),
         formed(-x, **FORMS),
         -formed(x, scale=-0.3),
         formed(x, 1, scale=0.3),
