@@ -68,6 +68,9 @@ def computed(what, x, dy, target):
 
     if what in {"cross_entropy", "smoothed"}:
         return ours.cross_entropy(x, target, reduction="none", label_smoothing=0.1 if what == "smoothed" else 0.0)
+    if what == "cross_entropy_backward":
+        _, pairs = maxsoftmax.cross_entropy_forward(x, target, reduction="none")
+        return maxsoftmax.cross_entropy_backward(x, target, pairs, reduction="none")
     if what in {"softmax_backward", "log_softmax_backward"}:
         return getattr(torch.ops.maxsoftmax, what)(x, dy, 1)
     if what == "scaled":
@@ -349,13 +352,17 @@ def test_rows_and_columns_that_take_the_whole_gpu_may_share_it():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "what", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "cross_entropy", "smoothed"]
+    "what",
+    [
+        *("softmax", "log_softmax", "softmax_backward", "log_softmax_backward"),
+        *("cross_entropy", "smoothed", "cross_entropy_backward"),
+    ],
 )
 @pytest.mark.parametrize(
     "n",
     [
         *(33, 64, 80, 129, 150, 184, 300, 304, 333, 600, 777, 1000, 1023, 1300, 2401),
-        *(4097, 5203, 10_001, 50_257, 50_264, 128_257),
+        *(4097, 5203, 10_001, 50_257, 50_264, 128_257, 262_144, 262_208),
     ],
 )
 def test_rows_on_the_chip_have_the_same_bits_in_every_batch_and_at_every_address(n, what, dtype):
