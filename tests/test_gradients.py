@@ -291,16 +291,19 @@ def test_cross_entropy_of_images_has_its_classes_along_axis_1(device, shape, smo
 
 
 @pytest.mark.parametrize("shape", [(50, 20_001), (2, 30, 9, 250)])
-def test_logits_are_overwritten_by_their_gradient_if_asked(device, shape):
-    x, target = logits(shape), np.random.default_rng(0).integers(0, shape[1], (shape[0], *shape[2:]))
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_logits_are_overwritten_by_their_gradient_if_asked(device, dtype, shape):
+    x, target = logits(shape, dtype), np.random.default_rng(0).integers(0, shape[1], (shape[0], *shape[2:]))
     target[0] = -100
     _, pairs = maxsoftmax.cross_entropy_forward(x, target, device=device)
     expected = maxsoftmax.cross_entropy_backward(x, target, pairs, device=device)
     place = runtime.device(device)
-    buffers = [Buffer.from_numpy(array).to(place) for array in (x, target, pairs)]
-    before = buffers[0]
+    bits = x.view(f"u{x.itemsize}")
+    buffers = [Buffer.from_numpy(array).to(place) for array in (bits, target, pairs)]
+    before = buffers[0] = buffers[0].view(DType.float32 if dtype == np.float32 else DType.bfloat16, shape)
     assert maxsoftmax.cross_entropy_backward_(*buffers) is before
-    np.testing.assert_array_equal(before.to(CPU()).to_numpy(), expected)
+    written = before.view(DType.uint32 if dtype == np.float32 else DType.uint16, shape).to(CPU()).to_numpy()
+    np.testing.assert_array_equal(written.view(dtype), expected)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ FORMS = {"scale": 0.3, "causal": True, "temperature": 0.7}
 
 
 def numbers(x):
-    """Logits that the graph computes, and results that it computes with; `test_graphs` has those that lie in memory."""
+    """Logits that the graph computes, results that it computes with, and another axis."""
     used = max_ops.negate(ops.softmax(x, scale=-0.3))
     return ops.softmax(max_ops.negate(x), **FORMS), used, ops.softmax(x, axis=1, scale=0.3)
 

@@ -87,8 +87,9 @@ COUNT = 22
 """How many softmaxes `spelled_out` has."""
 
 
-FEW = [2, 9, 13, 14, 15, 20]
-"""Those of them that are compiled where all, which take minutes, are not: of each kind one."""
+FEW = [2, 3, 9, 12, 13, 14, 15, 16, 20]
+"""Those of them that are compiled where all, which take minutes, are not. One that is in no result is not taken over,
+but for 15, of which there are casts."""
 
 
 ON_GPU = 15
@@ -148,10 +149,10 @@ def results(*inputs):
     return [y for y, _ in spelled_out(*inputs)]
 
 
-@pytest.fixture(scope="module", params=[FEW, pytest.param(range(COUNT), marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
 def model(request, device):
     """Which of `spelled_out` are compiled, their model and its Mojo."""
-    chosen = request.param
+    chosen = FEW if request.param == "few" else range(COUNT)
     graph = graph_of(lambda *inputs: [y for i, y in enumerate(results(*inputs)) if i in chosen], device)
     with pytest.MonkeyPatch.context() as patch:
         # A CPU can do so, too.

@@ -34,7 +34,7 @@ from .hardware.tree_reduction import MAX_GRID
 from .tuning import Tuned
 
 comptime ELEMENTS = Tuned.loss_elements
-"""Elements that a thread has under way at a time."""
+"""Elements that a thread takes at a time, with as many under way."""
 
 comptime MAX_GRID_Y = 65535
 """Most blocks that a grid has along its other dimension."""

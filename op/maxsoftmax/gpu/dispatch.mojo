@@ -328,7 +328,7 @@ def _units[
 ](y: T, x: S, rows: Rows, queue: Queue) raises:
     """Enqueues rows by the unit: parameters and arguments are as of `resident_fits`.
     """
-    # Of 16 bits, as are their results.
+    # Of 16 bits, as are their results, without a factor of each row.
     comptime short = (
         line.packed_up_to > 0
         and size_of[S.elements]() == 2
@@ -345,7 +345,7 @@ def _units[
         comptime few = Again.PACKED if packs else Again.OF_ROW
         comptime if packs:
             if rows.count() <= line.packed_up_to:
-                by[line.max_threads, few](y, x, rows, queue)
+                by[line.max_threads, Again.PACKED](y, x, rows, queue)
                 return
         comptime if line.crowded_up_to > 0:
             if rows.count() <= line.crowded_up_to:

@@ -212,7 +212,8 @@ struct Units(TrivialRegisterPassable):
     var lengths: Lengths
     """Of which rows."""
     var crowded_up_to: Int
-    """Rows up to which they are packed in the registers that blocks of `CROWDED` threads leave; 0, if they are not beyond `packed_up_to`."""
+    """Rows up to which they are packed in the registers that blocks of `CROWDED` threads leave, and logarithms computed with as many; 0, if they are not beyond
+    `packed_up_to`."""
 
     def __init__(
         out self,

@@ -361,7 +361,7 @@ trait Tuning:
     comptime few_losses: Int = 4096
     """Rows up to which one block sees to all losses, and adds them without another launch."""
     comptime loss_elements: Int = 16
-    """Elements of a loss's gradient that a thread has under way at a time."""
+    """Elements of a loss's gradient that a thread takes at a time, with as many under way."""
     comptime loss_rounds: Int = 8
     """How many times that it takes at most: what it has to know of the row takes as long as one of them."""
 
