@@ -1,11 +1,10 @@
 """The ops of graphs, of every dtype and in both layouts, beside the calls on arrays, whose kernels they share."""
 
 import maxsoftmax
-import ml_dtypes
 import numpy as np
 import pytest
+from buffers import array_of, buffer_of, known
 from contract import DTYPES, check, logits
-from max.driver import Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType
@@ -64,11 +63,6 @@ def on_arrays(given, device):
     yield "gradient, smoothed", maxsoftmax.cross_entropy_backward(x, target, pairs, **SMOOTHED, **where)
 
 
-def known(dtype):
-    """Returns MAX's dtype of one of NumPy's."""
-    return DType.bfloat16 if dtype == ml_dtypes.bfloat16 else DType.from_numpy(np.dtype(dtype))
-
-
 class Model:
     """A graph of all ops of a dtype, of rows and of columns."""
 
@@ -102,21 +96,12 @@ class Model:
         self.model = InferenceSession(devices=[self.place]).load(graph)
 
     def __call__(self, *arrays):
-        buffers = [self.sent(array) for array in arrays]
-        results = [self.fetched(result) for result in self.model.execute(*buffers)]
-        written = [self.fetched(buffers[i]) for i in (7, 15)]
+        buffers = [buffer_of(array).to(self.place) for array in arrays]
+        results = [array_of(result) for result in self.model.execute(*buffers)]
+        written = [array_of(buffers[i]) for i in (7, 15)]
         half = len(results) // 2
         return [[*zip(self.names[:half], results[:half], strict=True), ("in place", written[0])],
                 [*zip(self.names[half:], results[half:], strict=True), ("in place", written[1])]]  # fmt: skip
-
-    def sent(self, array):
-        bits = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-        return Buffer.from_numpy(bits.copy()).view(known(array.dtype), array.shape).to(self.place)
-
-    def fetched(self, buffer):
-        if buffer.dtype != DType.bfloat16:
-            return buffer.to_numpy()
-        return buffer.view(DType.uint16, buffer.shape).to_numpy().view(ml_dtypes.bfloat16)
 
 
 # A graph of all ops is compiled for more than a minute for each.

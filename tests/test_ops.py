@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
+from buffers import array_of, buffer_of
 from contract import DTYPES, check, logits
 from max.driver import CPU
 from max.dtype import DType
@@ -16,7 +17,6 @@ from maxsoftmax._graph import runtime
 from test_forms import attention as formed
 from test_gradients import backward, close, losses
 from test_kl_divergence import pair, same
-from test_ops_sharded import array_of, buffer_of
 from test_token_log_probs import tokens_of
 
 

@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-from max.driver import Buffer, accelerator_count
+from buffers import array_of, buffer_of, known
+from max.driver import accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
@@ -16,7 +17,6 @@ from max.graph import ops as max_ops
 from max.nn import Signals
 from maxsoftmax._graph import runtime
 from test_gradients import close
-from test_graphs import known
 
 CPU = DeviceRef.CPU()
 GPUS = [DeviceRef.GPU(i) for i in range(3)]
@@ -73,19 +73,6 @@ class Model:
         for name, buffer in zip(self.names, self.model.execute(*given, *self.signals), strict=True):
             found.setdefault(name, []).append(array_of(buffer.to(runtime.device("cpu"))))
         return found
-
-
-def buffer_of(x):
-    """Returns an array as MAX takes it."""
-    bits = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
-    return Buffer.from_numpy(bits.copy()).view(known(x.dtype), x.shape)
-
-
-def array_of(buffer):
-    """Returns a result as NumPy has it."""
-    if buffer.dtype != DType.bfloat16:
-        return buffer.to_numpy()
-    return buffer.view(DType.uint16, buffer.shape).to_numpy().view(ml_dtypes.bfloat16)
 
 
 KINDS = [(dtype, ()) for dtype in contract.DTYPES] + [(np.float32, (4,))]

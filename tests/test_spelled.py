@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
+from buffers import array_of, buffer_of
 from emitted import load
 from max.driver import Buffer
 from max.dtype import DType
@@ -172,10 +173,7 @@ def test_they_are_as_before(model, device, shape):
     # A row that is masked as a whole is NaN.
     keep[0] = False
     bias[1] = -np.inf
-    place, given = runtime.device(device), []
-    for array, (dtype, _) in zip((x, f, keep, padding, bias), INPUTS.values(), strict=True):
-        bits = array.view(np.uint16) if dtype == BF16 else array
-        given.append(Buffer.from_numpy(bits).view(dtype, array.shape).to(place))
+    given = [buffer_of(array).to(runtime.device(device)) for array in (x, f, keep, padding, bias)]
     found = [y.to(runtime.device("cpu")) for y in loaded.execute(*given)]
     last = np.arange(shape[2]) <= np.arange(shape[1])[:, None]
     inputs = x.astype(np.float64), f.astype(np.float64), keep, padding, bias.astype(np.float64), last
@@ -183,8 +181,7 @@ def test_they_are_as_before(model, device, shape):
     graph_of(lambda *values: [said.append(expected) or y for y, expected in spelled_out(*values)])
     for i, result in zip(chosen, found, strict=True):
         expected = said[i]
-        bits = result.view(DType.uint16).to_numpy().view(ml_dtypes.bfloat16) if result.dtype == BF16 else None
-        y = (result.to_numpy() if bits is None else bits).astype(np.float64)
+        y = array_of(result).astype(np.float64)
         logits, mask, *factor = expected(*inputs)
         axis = 1 if isinstance(mask, str) else -1
         with np.errstate(invalid="ignore"):
