@@ -6,6 +6,7 @@ from std.utils.numerics import nan
 from std.utils.static_tuple import StaticTuple
 from max.gpu import (
     MAX_THREADS_PER_BLOCK_METADATA,
+    WARP_SIZE,
     block_idx,
     grid_dim,
     thread_idx,
@@ -26,7 +27,6 @@ from ..math.online import accumulator
 from ..queue import Queue, Scratch
 from ..io.memory import MemoryTarget
 from ..io.rows import Rows, Source, Target
-from ..io.widening import widened
 from .hardware.pdl import pdl_wait, pdl_attributes
 from .partition.row import LossPart
 from .totals import BLOCK_SIZE, Parts, counts_kernel
@@ -48,7 +48,7 @@ comptime ROUNDS = Tuned.loss_rounds
     `nvvm.minctasm`=SIMDLength(3),
 )
 def gradients_kernel[
-    dtype: DType, team: Int, up: DType
+    dtype: DType, team: Int, rounds: Int, up: DType
 ](
     dx: Target[dtype],
     x: Source[dtype],
@@ -64,7 +64,8 @@ def gradients_kernel[
 
     Parameters:
         dtype: Dtype of the logits, of 4 bytes or 2.
-        team: Threads that share a part, of up to `ROUNDS` times `ELEMENTS` each.
+        team: Threads that share a part, of up to `rounds` times `ELEMENTS` each.
+        rounds: How many times that they take them at most.
         up: Dtype of the upstream gradient that a caller handed over.
 
     Args:
@@ -86,8 +87,16 @@ def gradients_kernel[
         Int(rows),
         Int(grid_dim.x) * teams,
     ):
-        part_of_gradient[team](
-            dx, x, pairs, targets, upstream[row], row, n, ignored, smoothing
+        part_of_gradient[team, rounds](
+            dx,
+            x,
+            pairs,
+            targets,
+            upstream[row],
+            row,
+            n,
+            ignored,
+            smoothing,
         )
 
 
@@ -145,7 +154,7 @@ struct RowGradient[exact: Bool](TrivialRegisterPassable):
 
 @inline(.always)
 def part_of_gradient[
-    dtype: DType, //, team: Int
+    dtype: DType, //, team: Int, rounds: Int
 ](
     dx: Target[dtype],
     x: Source[dtype],
@@ -161,7 +170,8 @@ def part_of_gradient[
 
     Parameters:
         dtype: Dtype of the logits.
-        team: Threads that share a part.
+        team: As there.
+        rounds: As there.
 
     Args:
         dx: As of `gradients_kernel`.
@@ -183,21 +193,13 @@ def part_of_gradient[
         Int(n),
         Int(thread_idx.x) % team,
         Int(block_idx.y),
-        team * vectors * ROUNDS,
+        team * vectors * rounds,
     )
-    var edges = part.load_edges(0)
-
-    @inline(.always)
-    def asked(first: Int) {imm} -> Array[P.Raw, vectors]:
-        var raw = Array[P.Raw, vectors](fill=P.Raw(0))
-        comptime for j in range(vectors):
-            if part.has(first + j):
-                raw[j] = part.load(first + j)
-        return raw^
+    var asked_edges = part.ask_edges()
 
     # On their way while the row's target and pair are: with those that follow asked for as early, 32768×4096 of float32 take 263 µs (296), of bfloat16
     # 172 (179), 8192×50257 851 (858) and 466 (499) (H200).
-    var raw = asked(0)
+    var raw = part.ask[ELEMENTS // P.width](0)
     var target = Class(targets[row], n, ignored, smoothing.is_shard)
     var gradient = RowGradient[size_of[dtype]() > 2](
         pairs[unsafe_offset=2 * row],
@@ -217,34 +219,29 @@ def part_of_gradient[
         target.index >= 0
         and ahead >= 0
         and ahead % Int64(round) < Int64(P.width)
-        and ahead < Int64(ROUNDS * vectors * round)
+        and ahead < Int64(rounds * vectors * round)
         and part.has(Int(ahead) // round)
     )
-    var logit = Float32(0)
+    # Widened when it is needed, as a warp would wait for it here.
+    var logit = Scalar[dtype](0)
     if has_target:
-        logit = x[unsafe_offset=row * Int(n) + Int(target.index)].cast[
-            DType.float32
-        ]()
+        logit = x[unsafe_offset=row * Int(n) + Int(target.index)]
 
-    comptime for aligned in [True, False]:
-        if part.aligned == aligned:
-            for i in range(0, part.rounds() + 1, vectors):
-                var following = asked(i + vectors)
-                comptime for j in range(vectors):
-                    if part.has(i + j):
-                        # A row that does not count has no gradient, whatever is in it.
-                        if target.is_ignored:
-                            part.store[aligned](i + j, 0)
-                        else:
-                            part.store[aligned](
-                                i + j,
-                                gradient.of(widened(raw[j]), gradient.even),
-                            )
-                raw = following^
+    @inline(.always)
+    def result(
+        logits: SIMD[DType.float32, P.width]
+    ) {imm} -> SIMD[DType.float32, P.width]:
+        # A row that does not count has no gradient, whatever is in it.
+        if target.is_ignored:
+            return 0
+        return gradient.of(logits, gradient.even)
+
+    part.rewrite(raw^, result)
     if has_target:
         dx[unsafe_offset=row * Int(n) + Int(target.index)] = gradient.of(
-            SIMD[DType.float32, 1](logit), gradient.even + gradient.aim
+            logit.cast[DType.float32](), gradient.even + gradient.aim
         )[0].cast[dtype]()
+    var edges = P.edges_of(asked_edges)
     var results = P.Edges(0)
     if not target.is_ignored:
         comptime for i in range(P.of_edges):
@@ -406,11 +403,11 @@ def gradients[
         )
 
     comptime if contiguous and dtype != DType.float64:
+        comptime wide = size_of[dtype]() > 2
 
         @inline(.always)
-        def launch[team: Int]() raises {imm}:
-            var parts = max(1, ceildiv(rows.n, team * ELEMENTS * ROUNDS))
-            queue.launch[gradients_kernel[dtype, team, up]](
+        def launch[team: Int, rounds: Int = ROUNDS]() raises {imm}:
+            queue.launch[gradients_kernel[dtype, team, rounds, up]](
                 dx,
                 x,
                 rebind[Source[DType.float32]](pairs),
@@ -422,7 +419,7 @@ def gradients[
                 Smoothing[DType.float32](options, rows.n),
                 grid_dim=Dim(
                     min(ceildiv(rows.count(), BLOCK_SIZE // team), MAX_GRID),
-                    parts,
+                    max(1, ceildiv(rows.n, team * ELEMENTS * rounds)),
                     1,
                 ),
                 block_dim=BLOCK_SIZE,
@@ -434,12 +431,14 @@ def gradients[
             by_column()
         elif rows.n <= 8 * ELEMENTS * ROUNDS // 2:
             launch[8]()
-        elif rows.n <= 32 * ELEMENTS * ROUNDS // 2:
-            launch[32]()
+        elif rows.n <= WARP_SIZE * ELEMENTS * Tuned.loss_team_rounds(wide):
+            launch[WARP_SIZE]()
         elif rows.n <= 128 * ELEMENTS * ROUNDS // 2:
             launch[128]()
-        else:
+        elif rows.count() < Tuned.many_losses:
             launch[BLOCK_SIZE]()
+        else:
+            launch[BLOCK_SIZE, Tuned.loss_rounds_of_many(wide)]()
     else:
         by_column()
     # Not before: what is freed may be somebody else's by the time it is read.

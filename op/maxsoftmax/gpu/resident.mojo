@@ -168,11 +168,13 @@ def resident_kernel[
             part.target.begin()
     var edges = P.Edges(Float32(0) if gradient else nothing)
     var other_edges = P.Edges(0)
+    var asked = P.AskedEdges(0)
+    var other_asked = P.AskedEdges(0)
     comptime if P.peeled and gradient:
         # First of all, as heads are added first.
         if P.branchless or uneven:
-            edges = part.load_edges(0)
-            other_edges = upstream.load_edges(0)
+            asked = part.ask_edges()
+            other_asked = upstream.ask_edges()
     comptime if slotted and in_memory:
         for i in range(vectors, stop):
             var slot = inputs * (i - vectors)
@@ -318,6 +320,9 @@ def resident_kernel[
     var sum = Sum[F, width]()
     comptime if P.peeled:
         if uneven:
+            comptime if gradient:
+                edges = P.edges_of(asked)
+                other_edges = P.edges_of(other_asked)
             var terms = term(edges, other_edges)
             handover.give(thread, terms)
             comptime if keeps_edges:
@@ -456,6 +461,9 @@ def resident_kernel[
                         part.store[stores_aligned](i, masked)
     comptime if P.peeled:
         if P.branchless or uneven:
+            comptime if gradient:
+                edges = P.edges_of(asked)
+                other_edges = P.edges_of(other_asked)
             part.store_edges(finished[keeps_edges](edges, other_edges))
 
 

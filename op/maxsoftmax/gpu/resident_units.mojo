@@ -29,6 +29,7 @@ from .hardware.cluster import Cluster, PORTABLE_BLOCKS
 from .hardware.hidden import hidden
 from .hardware.packed import Packed
 from .hardware.pdl import pdl_attributes, pdl_wait
+from .partition.ends import Ends
 from .partition.granules import WORDS, Words
 from .partition.row import again, reads_vectors
 from .partition.unit import Unit, unit_elements
@@ -155,6 +156,9 @@ def resident_units_kernel[
     after = ready(after, signed_factor)
     comptime if scaled:
         u.make(raw, ready_granule)
+    var ends = Ends[dtype, rounds, max_threads]()
+    comptime if edged:
+        ends.keep(u, raw, after)
     var sum = UnitSum[dtype, rounds, exact, keeps, edged, packs, late](
         u, raw, after, lane, zero, factor
     )
@@ -229,14 +233,7 @@ def resident_units_kernel[
 
     @inline(.always)
     def some(j: Int) {imm} -> SIMD[F, width]:
-        # Read again, not to keep it: the compiler does not know which row it is.
-        var line = x.line(row + Int(zero), Int(n))
-        var elements = u.load[told](j)
-        comptime if S.Line.hidden:
-            if line.hides():
-                var takes = u.mask(line.onwards(distance), j, UInt8(1))
-                elements = hidden(elements, takes, u.filler)
-        var logits = ready(elements, line.with_sign(line.factor()))
+        var logits = ends.of(u, j)
         var e = exponentials(logits)
         comptime if in_unit and not keeps:
             e = Packed[width].shortened(e)

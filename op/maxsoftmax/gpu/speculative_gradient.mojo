@@ -285,7 +285,7 @@ def unforeseen_kernel[
         for i in range(WARP_SIZE):
             if open >> UInt32(i) & 1 != 0:
                 var it = first + i * Int(grid_dim.x)
-                part_of_gradient[BLOCK_SIZE](
+                part_of_gradient[BLOCK_SIZE, ROUNDS](
                     dx,
                     x,
                     pairs,

@@ -140,28 +140,6 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         return self.g.load[told](self.first + j * WARP_SIZE, self.filler)
 
     @inline(.always)
-    def begin[told: Bool](self) -> Self.Values:
-        """Returns what of the first granule is in the unit, of a lane that shares it: `told` is as of `load`.
-        """
-        var values = self.load[told](0)
-        comptime for v in range(Self.width - 1):
-            if Int32(v) < self.g.shift:
-                values[v] = self.filler
-        return values
-
-    @inline(.always)
-    def end[told: Bool](self) -> Self.Values:
-        """Returns what is in the unit of the granule after the last: `told` is as of `load`.
-        """
-        var values = Self.Values(self.filler)
-        if self.shared:
-            values = self.load[told](Self.rounds)
-            comptime for v in range(Self.width):
-                if Int32(v) >= self.g.shift:
-                    values[v] = self.filler
-        return values
-
-    @inline(.always)
     def read[
         edged: Bool, past_l1: Bool = False
     ](
@@ -307,16 +285,25 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
         """
         var after = Self.Values(self.filler)
         comptime if edged:
+            # All are asked for before any is looked at, which is waited for.
+            var tail_round = Self.rounds
+            var tail = Self.Values(self.filler)
             if not self.whole:
-                var tail_round = self.tail_round()
+                tail_round = self.tail_round()
                 if tail_round < Self.rounds:
-                    var tail = self.load[told](tail_round)
-                    comptime for j in range(Self.rounds):
-                        if j == tail_round:
-                            raw[j] = tail
+                    tail = self.load[told](tail_round)
             if self.shared:
-                after = self.end[told]()
-                raw[0] = self.begin[told]()
+                after = self.load[told](Self.rounds)
+            if not self.whole:
+                comptime for j in range(Self.rounds):
+                    if j == tail_round:
+                        raw[j] = tail
+            if self.shared:
+                comptime for v in range(Self.width):
+                    if Int32(v) < self.g.shift:
+                        raw[0][v] = self.filler
+                    else:
+                        after[v] = self.filler
         return after
 
     @inline(.always)
@@ -435,7 +422,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
             edged: As of `read`.
             Plain: Returns those of granule j, if `are_plain`.
             Any: Returns those of granule j.
-            Some: Returns those of granule j, which others may have a part of, and which is to be read again.
+            Some: Returns those of granule j, which others may have a part of, and which may be none of the lane's registers.
 
         - `target`: Where those of the lane's first granule go.
         """

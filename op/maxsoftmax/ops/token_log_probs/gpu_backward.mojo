@@ -133,7 +133,8 @@ def rows_kernel[
             Int(block_idx.y),
             BLOCK_SIZE * vectors * ROUNDS,
         )
-        var edges = part.load_edges(0)
+        var edges = part.ask_edges()
+        var raw = part.ask[vectors](0)
         var terms = _terms(kept, row)
         var scale = Scale[True](terms.m)
         var d = kept[unsafe_offset=KEPT * row + 3]
@@ -148,20 +149,14 @@ def rows_kernel[
             var z = logits * factor
             return terms.gradient(scale.exp(z) * inverse, z)
 
-        comptime for aligned in [True, False]:
-            if part.aligned == aligned:
-                for i in range(0, part.rounds() + 1, vectors):
-                    var raw = Array[P.Raw, vectors](fill=P.Raw(0))
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            raw[j] = part.load(i + j)
-                    comptime for j in range(vectors):
-                        if part.has(i + j):
-                            part.store[aligned](
-                                i + j,
-                                gradient(raw[j].cast[DType.float32]()),
-                            )
-        part.store_edges(gradient(edges))
+        @inline(.always)
+        def result(
+            logits: SIMD[DType.float32, P.width]
+        ) {imm} -> SIMD[DType.float32, P.width]:
+            return gradient(logits)
+
+        part.rewrite(raw^, result)
+        part.store_edges(gradient(P.edges_of(edges)))
 
 
 @inline(.always)
