@@ -28,8 +28,8 @@ def known(x: TensorValue) -> list[TensorValue]:
 
 
 def few(x: TensorValue) -> list[TensorValue]:
-    """Returns softmax along each kind of axis, and by a kernel of the ladder."""
-    return [ops.softmax(x), ops.softmax(x, axis=1), ops.softmax(x, algorithm="tree")]
+    """Returns softmax of columns, and by a kernel of the ladder: `test_launches` has rows of any length."""
+    return [ops.softmax(x, axis=1), ops.softmax(x, algorithm="tree")]
 
 
 def softmaxes(*values: TensorValue) -> list[TensorValue]:

@@ -62,10 +62,10 @@ def step(x, target):
 
 
 def sparse(*values):
-    """Of what other ops compute, for other ops to use, along any axis."""
+    """Of what other ops compute, for other ops to use: along any axis of the first dtype, along one of the others."""
     results = []
-    for x in values:
-        for axis in AXES:
+    for i, x in enumerate(values):
+        for axis in AXES if i == 0 else AXES[1:2]:
             y = ops.sparsemax(x * 0.5, axis=axis)
             results += [y, ops.sparsemax_backward(y, x, axis)]
     return results
@@ -177,9 +177,9 @@ def test_gradients(models, device):
 def test_sparsemax_has_the_bits_of_arrays(models, device, shape):
     arrays = [logits(shape, dtype) for dtype in DTYPES]
     results = iter(run(models["sparse"], device, *arrays))
-    for x in arrays:
+    for i, x in enumerate(arrays):
         half = (x.astype(np.float64) * 0.5).astype(x.dtype)
-        for axis in AXES:
+        for axis in AXES if i == 0 else AXES[1:2]:
             y = maxsoftmax.sparsemax(half, axis, device=device)
             same(next(results), y)
             same(next(results), maxsoftmax.sparsemax_backward(y, x, axis, device=device))

@@ -170,11 +170,11 @@ def part_of_gradient[
 
     Parameters:
         dtype: Dtype of the logits.
-        team: As there.
+        team: As of `gradients_kernel`.
         rounds: As there.
 
     Args:
-        dx: As of `gradients_kernel`.
+        dx: As there.
         x: As there.
         pairs: As there.
         targets: As there.
@@ -199,7 +199,7 @@ def part_of_gradient[
 
     # On their way while the row's target and pair are: with those that follow asked for as early, 32768×4096 of float32 take 263 µs (296), of bfloat16
     # 172 (179), 8192×50257 851 (858) and 466 (499) (H200).
-    var raw = part.ask[ELEMENTS // P.width](0)
+    var raw = part.ask[vectors](0)
     var target = Class(targets[row], n, ignored, smoothing.is_shard)
     var gradient = RowGradient[size_of[dtype]() > 2](
         pairs[unsafe_offset=2 * row],
@@ -404,6 +404,7 @@ def gradients[
 
     comptime if contiguous and dtype != DType.float64:
         comptime wide = size_of[dtype]() > 2
+        var are_many = rows.count() >= Tuned.many_losses
 
         @inline(.always)
         def launch[team: Int, rounds: Int = ROUNDS]() raises {imm}:
@@ -431,11 +432,13 @@ def gradients[
             by_column()
         elif rows.n <= 8 * ELEMENTS * ROUNDS // 2:
             launch[8]()
-        elif rows.n <= WARP_SIZE * ELEMENTS * Tuned.loss_team_rounds(wide):
+        elif rows.n <= WARP_SIZE * ELEMENTS * (
+            Tuned.loss_team_rounds(wide) if are_many else ROUNDS // 2
+        ):
             launch[WARP_SIZE]()
         elif rows.n <= 128 * ELEMENTS * ROUNDS // 2:
             launch[128]()
-        elif rows.count() < Tuned.many_losses:
+        elif not are_many:
             launch[BLOCK_SIZE]()
         else:
             launch[BLOCK_SIZE, Tuned.loss_rounds_of_many(wide)]()

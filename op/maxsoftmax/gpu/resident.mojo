@@ -166,7 +166,7 @@ def resident_kernel[
     comptime if T.has_pairs:
         if row < Int(rows):
             part.target.begin()
-    var edges = P.Edges(Float32(0) if gradient else nothing)
+    var edges = P.Edges(nothing)
     var other_edges = P.Edges(0)
     var asked = P.AskedEdges(0)
     var other_asked = P.AskedEdges(0)

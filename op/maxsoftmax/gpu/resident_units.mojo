@@ -280,7 +280,7 @@ def resident_units[
     var units = ceildiv(rows.n, unit_elements[dtype](rounds))
     var whole = reads_vectors[width](x, rows)
     comptime for edged in [False, True]:
-        # Parts of units and a factor take some registers more than 80, or 96.
+        # Parts of units and a factor took some registers more than 80, or 96, before `Ends` kept those.
         comptime spills = edged and S.Line.signed and 512 < max_threads < 1024
         comptime threads = max_threads - 128 if spills else max_threads
         if whole != edged:

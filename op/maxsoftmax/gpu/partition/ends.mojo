@@ -1,7 +1,6 @@
 """What of a unit lies in granules that it has only a part of, kept in shared memory until results of it are written."""
 
 from std.memory import AddressSpace, unsafe_stack_allocation
-from std.sys import size_of
 from max.gpu import thread_idx, WARP_SIZE
 
 from ...io.rows import VECTOR_BYTES

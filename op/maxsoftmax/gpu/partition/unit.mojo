@@ -422,7 +422,7 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
             edged: As of `read`.
             Plain: Returns those of granule j, if `are_plain`.
             Any: Returns those of granule j.
-            Some: Returns those of granule j, which others may have a part of, and which may be none of the lane's registers.
+            Some: Returns those of granule j, which others may have a part of, and which may not be in the lane's registers.
 
         - `target`: Where those of the lane's first granule go.
         """

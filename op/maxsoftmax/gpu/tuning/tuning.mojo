@@ -218,7 +218,7 @@ trait Tuning:
             table.append(Team.whole(4 * team, size, team, 4, threads // size))
         table += [
             # By three blocks a multiprocessor, which six vectors of two inputs are too much for, 10001 columns of bfloat16 took 257 and of log_softmax 284 µs, not 188 and
-            # 187, and 6001 of log_softmax of float32 284, not 184 (8e8 bytes, H200).
+            # 187, and 6001 of float32 186 and 284, not 185 and 184 (8e8 bytes, H200).
             Team.whole(1536, 256, 256, 6, 2),
             Team.whole(2048, 256, 256, 8, 2),
         ]
@@ -368,20 +368,20 @@ trait Tuning:
     """How many times that it takes at most: what it has to know of the row takes as long as one of them."""
 
     comptime many_losses: Int = 2048
-    """Rows from which on `loss_rounds_of_many` says how many times, of long ones."""
+    """Rows from which on long ones take `loss_rounds_of_many` rounds, and warps rows of `loss_team_rounds`."""
 
     @staticmethod
     def loss_rounds_of_many(wide: Bool) -> Int:
-        """Returns how many times that is: `wide` says whether logits have 4 bytes, not 2.
+        """Returns how many rounds that is: `wide` says whether logits have 4 bytes, not 2.
         """
         # 8192×50257, 8192×128256 and 64×128256 of bfloat16 take 462, 1092 and 13.7 µs by 8, 450, 1076 and 16.2 by 16, 8192×50257 of float32 857 and 864 (H200).
         return Self.loss_rounds * (1 if wide else 2)
 
     @staticmethod
     def loss_team_rounds(wide: Bool) -> Int:
-        """Returns how many of them a warp takes, for not a larger team to take the row: `wide` is as there.
+        """Returns up to how many rounds a warp takes a row alone: `wide` is as there.
         """
-        # 32768×4096 of bfloat16 take 169 µs by four warps a row, 146 by one, of float32 263 and 271 (H200).
+        # 32768×4096 of bfloat16 take 169 µs by four warps a row, 146 by one, of float32 263 and 271 (H200). Of few rows one would be a serial chain on few multiprocessors.
         return Self.loss_rounds // (2 if wide else 1)
 
 
