@@ -90,8 +90,8 @@ def rows_kernel[
         second.source = part.source.onwards(
             (Int(q) - Int(p)) // size_of[dtype]()
         )
-        var edges = part.ask_edges()
-        var other_edges = second.ask_edges()
+        var edges = part.load_edges(0)
+        var other_edges = second.load_edges(0)
         var terms = Terms[F].of(sums, dkl, has_dkl != 0, row, factor)
         var of_row = sums.unsafe_offset(SUMS * row)
         var scale_p = Scale[True](of_row[unsafe_offset=0])
@@ -131,7 +131,7 @@ def rows_kernel[
                                     mine[j].cast[F](), theirs[j].cast[F]()
                                 ),
                             )
-        part.store_edges(gradient(P.edges_of(edges), P.edges_of(other_edges)))
+        part.store_edges(gradient(edges, other_edges))
 
 
 @__llvm_metadata(
