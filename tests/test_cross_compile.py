@@ -8,7 +8,7 @@ from maxsoftmax import _native
 from maxsoftmax._native import build
 from maxsoftmax._native.description import SEARCHED
 
-# A minute and a half each; of what is slow, `few` and the library below take the ways.
+# Up to eleven minutes each; of what is slow, `few` and the library below take the ways.
 SLOW = [
     pytest.param(architecture, what, marks=pytest.mark.slow)
     for architecture in ("sm_90a", "gfx942", "sm_80", "sm_86", "sm_100a")
