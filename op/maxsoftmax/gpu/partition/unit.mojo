@@ -368,18 +368,18 @@ struct Unit[dtype: DType, rounds: Int](TrivialRegisterPassable):
                                 raw[j] = combined(raw[j], masks[j - first])
         comptime if edged:
             if begins:
-                raw[0] = combined(raw[0], self.mask(line, 0, none))
+                raw[0] = combined(raw[0], self._mask(line, 0, none))
             if self.shared:
-                after = combined(after, self.mask(line, Self.rounds, none))
+                after = combined(after, self._mask(line, Self.rounds, none))
             var tail_round = self.tail_round()
             if tail_round < Self.rounds and not (tail_round == 0 and begins):
-                var mask = self.mask(line, tail_round, none)
+                var mask = self._mask(line, tail_round, none)
                 comptime for j in range(Self.rounds):
                     if j == tail_round:
                         raw[j] = combined(raw[j], mask)
 
     @inline(.always)
-    def mask[
+    def _mask[
         Line: SourceLine, of: DType, //
     ](self, line: Line, j: Int, none: Scalar[of]) -> SIMD[of, Self.width]:
         """Returns the mask of the lane's granule j, of which only a part may be of the row: arguments are as of `beside`.
